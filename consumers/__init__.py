@@ -1,0 +1,1 @@
+"""Take a job off the log, run it on a backend, conclude it."""

@@ -1,0 +1,443 @@
+"""One delivery of one job: claim it, reserve its quota, call the backend, conclude it."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from consumers.backend import Answer, Backend, BackendError, SoFar
+from consumers.outcome import Concluded, Dead, Later, Left, Outcome
+from consumers.streaming import chunk_writer
+from consumers.tally import Tally
+from policies.deployments import Deployment
+from policies.pricing import Basis, ChargeLine, Usage, charge, total
+from policies.quota import Exhausted, Granted, Quotas, Scope, Wait, deployment_scope, tenant_scope
+from policies.retries import Again, GiveUp, RetryRule
+from policies.scripts import BoardUnavailableError
+from policies.tenants import Tenant
+from router import ledger
+from router.board import (
+    Attempted,
+    Board,
+    Busy,
+    Cancelled,
+    CancelRequested,
+    Conclusion,
+    Expired,
+    Finished,
+    Lost,
+    OutboxEntry,
+    Run,
+    Started,
+    TooManyDeliveries,
+)
+from router.job import Job, JobState, Payload
+from router.log import LogUnavailableError
+from router.outbox import Outbox, reservation_id
+from router.payloads import PayloadLostError, Payloads, PayloadUnavailableError, result_path
+from router.wakeups import Wakeups
+
+log = structlog.get_logger(__name__)
+
+INLINE_RESULT = 64 * 1024
+LONGEST_PARK_S = 30.0
+AWAY_S = 1.0  # between two tries while Redis, the log or the object store is away
+
+Kept = TypeVar("Kept")
+
+
+class Stop(StrEnum):
+    """Why a running call is closed before its answer."""
+
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    LOST = "lost"  # somebody else owns the job now
+    DRAIN = "drain"  # this process stops
+
+
+@dataclass(slots=True)
+class Running:
+    """A job that this process owns, for whoever keeps its leases or stops it."""
+
+    job: Job
+    owner: str
+    rid: str
+    scopes: tuple[Scope, Scope]
+    call: asyncio.Task[Answer] | None = None
+    stop: Stop | None = None
+
+    def close(self, why: Stop) -> None:
+        """Close its upstream call, for the first reason given."""
+        if self.stop is None:
+            self.stop = why
+            if self.call is not None:
+                self.call.cancel()
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Runs deliveries, one call of it for each. `running` holds those whose leases are to be renewed."""
+
+    board: Board
+    outbox: Outbox
+    quotas: Quotas
+    payloads: Payloads
+    wakeups: Wakeups
+    backend: Backend
+    deployments: Mapping[str, Deployment]
+    tenants: Mapping[str, Tenant]
+    retries: RetryRule
+    lease_s: float
+    most_deliveries: int
+    jitter: Callable[[], float] = random.random
+    running: dict[str, Running] = field(default_factory=dict)
+
+    async def __call__(self, job: Job, owner: str, tally: Tally) -> Outcome:
+        """What became of it. Never raises for Redis, the log, the object store or the backend being away."""
+        deployment = self.deployments.get(job.route.deployment)
+        if deployment is None:
+            return Later(LONGEST_PARK_S, "unknown_deployment")
+        try:
+            claim = await self.board.claim(job, owner, lease_s=self.lease_s)
+        except BoardUnavailableError:
+            return Later(AWAY_S, "board_away")
+        match claim:
+            case Busy(seconds):
+                return Later(min(seconds, self.lease_s / 4) + 0.05, "busy")
+            case Finished():
+                await self.until_it_works(lambda: self.outbox.drain(job.tenant, job_id=job.id))
+                return Concluded()
+        tenant = self.tenants.get(job.tenant) or Tenant(job.tenant)
+        one = _OneAttempt(self, job, owner, tally, deployment, tenant, claim)
+        with self._tracked(one.running):
+            return await one.run(claim)
+
+    @contextmanager
+    def _tracked(self, running: Running) -> Iterator[None]:
+        name = f"{running.job.tenant} {running.job.id}"
+        self.running[name] = running
+        try:
+            with self.wakeups.on(name, lambda: running.close(Stop.CANCELLED)):
+                yield
+        finally:
+            del self.running[name]
+
+    async def until_it_works(self, act: Callable[[], Awaitable[Kept]]) -> Kept:
+        """For what must not be given up: the answer is paid for, and only this process has it."""
+        while True:
+            try:
+                return await act()
+            except (BoardUnavailableError, LogUnavailableError, PayloadUnavailableError) as error:
+                log.warning("waiting_for_what_is_away", error=type(error).__name__)
+                await asyncio.sleep(AWAY_S * (0.5 + self.jitter()))
+
+
+class _OneAttempt:
+    """A claimed job's way from here on; the fields are what every step of it needs."""
+
+    def __init__(
+        self,
+        steps: Attempt,
+        job: Job,
+        owner: str,
+        tally: Tally,
+        deployment: Deployment,
+        tenant: Tenant,
+        claim: Run,
+    ) -> None:
+        self._steps = steps
+        self._job = job
+        self._owner = owner
+        self._tally = tally
+        self._microbatch = tally.id
+        self._deployment = deployment
+        self._scopes = (tenant_scope(tenant), deployment_scope(deployment))
+        self._number = claim.attempts + 1
+        self._seconds_left = claim.seconds_left
+        self._rerun = claim.attempts > 0
+        self.running = Running(job, owner, reservation_id(job.id, self._number), self._scopes)
+
+    async def run(self, claim: Run) -> Outcome:
+        """Reserve quota, call the backend, charge and conclude."""
+        if claim.open_attempt is not None:
+            await self._charge_lost(claim.open_attempt)
+            if not self._job.reruns_allowed and type(claim) is Run:
+                return await self._fail("may_have_run", "Its process died during the call, and this tenant refuses reruns.")
+        match claim:
+            case Cancelled():
+                return await self._end(JobState.CANCELLED)
+            case Expired():
+                return await self._end(JobState.EXPIRED)
+        try:
+            waits = await self._reserve()
+            if waits is not None:
+                return waits
+            job = await self._with_body()
+        except (BoardUnavailableError, PayloadUnavailableError):
+            return await self._put_back(Later(AWAY_S, "away"))
+        except PayloadLostError as error:
+            return await self._fail("payload_lost", str(error), dead=True)
+        return await self._call(job)
+
+    async def _reserve(self) -> Later | None:
+        job, steps = self._job, self._steps
+        verdict = await steps.quotas.reserve_both(
+            *self._scopes,
+            self.running.rid,
+            tokens=job.estimate.tokens,
+            usd=job.estimate.usd,
+            hold_s=steps.lease_s * 2,
+            ttl_s=self._seconds_left + 3600,
+        )
+        match verdict:
+            case Granted():
+                return None
+            case Wait(seconds, limit):
+                wait = Later(min(max(seconds, 0.01), LONGEST_PARK_S), f"quota_{limit}")
+            case Exhausted(limit):
+                wait = Later(LONGEST_PARK_S, f"quota_{limit}")
+        await steps.board.release(job, self._owner, undo_delivery=False)
+        return wait
+
+    async def _with_body(self) -> Job:
+        job = self._job
+        if job.payload is None:
+            return job
+        return replace(job, body=await self._steps.payloads.get(job.payload))
+
+    async def _call(self, job: Job) -> Outcome:
+        steps = self._steps
+        try:
+            start = await steps.board.start(
+                job, self._owner, most_deliveries=steps.most_deliveries, microbatch=self._microbatch
+            )
+        except BoardUnavailableError:
+            return await self._put_back(Later(AWAY_S, "board_away"))
+        match start:
+            case Lost():
+                await self._refund()
+                return Later(1.0, "lost")
+            case CancelRequested():
+                await self._refund()
+                return await self._end(JobState.CANCELLED)
+            case TooManyDeliveries(deliveries):
+                await self._refund()
+                return await self._fail("too_many_deliveries", f"Its process died {deliveries} times.", dead=True)
+            case Started(number):
+                self._number = number
+        so_far = SoFar()
+        try:
+            answer = await self._answer(job, so_far)
+        except BackendError as error:
+            return await self._after(error)
+        except asyncio.CancelledError:
+            if self.running.stop is None:
+                raise
+            return await self._stopped(self.running.stop, so_far.usage)
+        except TimeoutError:
+            return await self._stopped(Stop.EXPIRED, so_far.usage)
+        return await self._complete(answer)
+
+    async def _answer(self, job: Job, so_far: SoFar) -> Answer:
+        backend, running = self._steps.backend, self.running
+        async with asyncio.timeout(self._seconds_left):
+            if not job.stream:
+                return await self._closable(backend.call, job, None, so_far)
+            async with chunk_writer(self._steps.board, job, running.owner) as on_chunk:
+                return await self._closable(backend.call, job, on_chunk, so_far)
+
+    async def _closable(self, call: Callable[..., Awaitable[Answer]], job: Job, on_chunk: object, so_far: SoFar) -> Answer:
+        """The call as a task of its own, so that closing it is told apart from this task's own end."""
+
+        async def upstream() -> Answer:
+            return await call(job, self._deployment, attempt=self._number, on_chunk=on_chunk, so_far=so_far)
+
+        task = asyncio.create_task(upstream())
+        self.running.call = task
+        if self.running.stop is not None:
+            task.cancel()
+        try:
+            return await task
+        finally:
+            task.cancel()
+
+    async def _complete(self, answer: Answer) -> Outcome:
+        result, result_at = answer.body, None
+        if len(result) > INLINE_RESULT:
+            path = result_path(self._job.tenant, self._job.id, self._number)
+            result_at = await self._steps.until_it_works(lambda: self._steps.payloads.put(path, answer.body))
+            result = b""
+        attempted = self._attempted(answer.usage, "completed")
+        return await self._conclude(JobState.COMPLETED, attempted, result=result, result_at=result_at, usage=answer.usage)
+
+    async def _after(self, error: BackendError) -> Outcome:
+        decision = self._steps.retries.decide(
+            error.failure,
+            attempt=self._number,
+            seconds_left=self._seconds_left,
+            reruns_allowed=self._job.reruns_allowed,
+            retry_after=error.retry_after,
+            jitter=self._steps.jitter(),
+        )
+        log.warning(
+            "attempt_failed",
+            job=self._job.id,
+            tenant=self._job.tenant,
+            attempt=self._number,
+            deployment=self._deployment.name,
+            failure=error.failure,
+            code=error.code,
+            again=isinstance(decision, Again),
+        )
+        attempted = self._attempted(error.usage, "failed")
+        match decision:
+            case Again(seconds):
+                await self._close(attempted)
+                return await self._released(Later(seconds, str(error.failure), retry=True), undo_delivery=True)
+            case GiveUp(reason):
+                problem = {
+                    "message": error.detail,
+                    "type": "invalid_request_error" if error.failure == "rejected" else "upstream_error",
+                    "code": error.code or reason,
+                    "param": error.param,
+                }
+                return await self._conclude(JobState.FAILED, attempted, usage=error.usage, error=problem)
+
+    async def _stopped(self, why: Stop, usage: Usage) -> Outcome:
+        match why:
+            case Stop.CANCELLED:
+                return await self._conclude(JobState.CANCELLED, self._attempted(usage, "cancelled"), usage=usage)
+            case Stop.EXPIRED:
+                attempted = self._attempted(usage, "expired")
+                return await self._conclude(JobState.EXPIRED, attempted, usage=usage, error=_problem("expired", _TOO_LATE))
+            case Stop.LOST:
+                await self._close(self._attempted(usage, "late"))
+                return Later(self._steps.lease_s, "lost")
+            case Stop.DRAIN:
+                await self._close(self._attempted(usage, "aborted"))
+                return await self._released(Left(), undo_delivery=True)
+
+    async def _charge_lost(self, attempt: int) -> None:
+        """An attempt whose process died in it: it may have been served and billed, so its input is charged, estimated."""
+        usage = Usage(input=self._job.estimate.input_tokens, basis=Basis.ESTIMATED)
+        await self._close(self._attempted(usage, "lost", attempt=attempt))
+
+    async def _fail(self, code: str, detail: str, *, dead: bool = False) -> Outcome:
+        outcome = await self._conclude(JobState.FAILED, None, error=_problem(code, detail))
+        return Dead(code, detail) if dead and isinstance(outcome, Concluded) else outcome
+
+    async def _end(self, state: JobState) -> Outcome:
+        error = _problem("expired", _TOO_LATE) if state is JobState.EXPIRED else None
+        return await self._conclude(state, None, error=error)
+
+    def _attempted(self, usage: Usage, outcome: str, *, attempt: int | None = None) -> Attempted:
+        number = self._number if attempt is None else attempt
+        lines: tuple[ChargeLine, ...] = charge(
+            self._deployment.price, usage, job=self._job.id, attempt=number, outcome=outcome
+        )
+        rid = reservation_id(self._job.id, number)
+        settle = self._steps.quotas.settle_arguments(self._scopes[0], rid, tokens=usage.total, usd=total(lines))
+        return Attempted(number, self._microbatch, lines, usage.total, settle)
+
+    async def _conclude(
+        self,
+        state: JobState,
+        attempted: Attempted | None,
+        *,
+        result: bytes = b"",
+        result_at: Payload | None = None,
+        usage: Usage | None = None,
+        error: Mapping[str, object] | None = None,
+    ) -> Outcome:
+        steps, job = self._steps, self._job
+        lines = attempted.lines if attempted else ()
+        event = ledger.event_text(job, state, usd=total(lines), error_code=_code(error))
+        conclusion = Conclusion(state, event, attempted, result, result_at, _openai_usage(usage), error)
+        at = await steps.until_it_works(lambda: steps.board.finish(job, self._owner, conclusion))
+        if at is None:
+            if attempted is not None:
+                await self._close(self._attempted(usage or Usage(), "late"))
+            return Later(1.0, "lost")
+        if attempted is not None:
+            self._tally.add(tokens=attempted.tokens, usd=total(lines), concluded=True, retried=False)
+        log.info(
+            "job_ended",
+            job=job.id,
+            tenant=job.tenant,
+            state=state,
+            deployment=self._deployment.name,
+            attempt=self._number,
+            tokens=attempted.tokens if attempted else 0,
+            microbatch=self._microbatch,
+        )
+        entries = [OutboxEntry(f"{job.id}:event", at, event)]
+        if attempted is not None:
+            entries.append(self._entry(attempted, at))
+        if self._rerun:  # an earlier attempt's lines may still wait, or the finish's answer was lost
+            await steps.until_it_works(lambda: steps.outbox.drain(job.tenant, job_id=job.id))
+        else:
+            await steps.until_it_works(lambda: steps.outbox.publish(job.tenant, entries))
+        return Concluded(usd_known=total(lines) is not None)
+
+    async def _close(self, attempted: Attempted) -> None:
+        steps, job = self._steps, self._job
+        self._rerun = True
+        at = await steps.until_it_works(lambda: steps.board.close_attempt(job, attempted))
+        self._tally.add(tokens=attempted.tokens, usd=total(attempted.lines), concluded=False, retried=True)
+        await steps.until_it_works(lambda: steps.outbox.publish(job.tenant, [self._entry(attempted, at)]))
+
+    def _entry(self, attempted: Attempted, at: float) -> OutboxEntry:
+        text = ledger.attempt_text(
+            self._job, attempted.attempt, attempted.microbatch, attempted.lines, attempted.tokens
+        )
+        return OutboxEntry(f"{self._job.id}:{attempted.attempt}", at, text)
+
+    async def _refund(self) -> None:
+        for scope in self._scopes:
+            await self._steps.until_it_works(partial(self._steps.quotas.refund, scope, self.running.rid))
+
+    async def _put_back(self, outcome: Later) -> Outcome:
+        """Nothing was called: give the quota and the lease back, as far as that works now; both run out by themselves."""
+        try:
+            for scope in self._scopes:
+                await self._steps.quotas.refund(scope, self.running.rid)
+        except BoardUnavailableError:
+            return outcome
+        return await self._released(outcome, undo_delivery=False)
+
+    async def _released(self, outcome: Outcome, *, undo_delivery: bool) -> Outcome:
+        try:
+            await self._steps.board.release(self._job, self._owner, undo_delivery=undo_delivery)
+        except BoardUnavailableError:
+            log.warning("lease_not_released", job=self._job.id)
+        return outcome
+
+
+_TOO_LATE = "The deadline passed before the job was finished."
+
+
+def _problem(code: str, message: str) -> dict[str, object]:
+    return {"message": message, "type": "server_error", "code": code, "param": None}
+
+
+def _code(error: Mapping[str, object] | None) -> str | None:
+    return None if error is None else str(error["code"])
+
+
+def _openai_usage(usage: Usage | None) -> dict[str, object] | None:
+    if usage is None:
+        return None
+    prompt = usage.input + usage.cache_read + usage.cache_write
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": usage.output,
+        "total_tokens": prompt + usage.output,
+        "prompt_tokens_details": {"cached_tokens": usage.cache_read},
+        "basis": usage.basis,
+    }

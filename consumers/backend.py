@@ -1,0 +1,74 @@
+"""The port to what runs models: a job in, an answer or a named failure out."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from policies.deployments import Deployment
+from policies.pricing import Usage
+from policies.retries import Failure
+from router.job import Job
+
+OnChunk = Callable[[bytes], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer: the OpenAI object as JSON bytes, and what it used."""
+
+    body: bytes
+    usage: Usage
+
+
+class BackendError(Exception):
+    """A call failed. `usage` is what it had used by then; `detail` is for the operator and the client.
+
+    `code` is the backend's own code. `retry_after` is its wish, in seconds.
+    """
+
+    def __init__(
+        self,
+        failure: Failure,
+        detail: str,
+        *,
+        code: str = "",
+        usage: Usage | None = None,
+        retry_after: float | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(f"{failure}: {detail}")
+        self.failure = failure
+        self.detail = detail
+        self.code = code
+        self.usage = usage or Usage()
+        self.retry_after = retry_after
+        self.param = param
+
+
+class Backend(Protocol):
+    """Runs one job on one deployment.
+
+    `call` makes exactly one upstream call, never retries, and enforces the deployment's timeouts.
+    Every failure is a `BackendError`. When its task is cancelled the upstream call is closed within
+    a second; the `Usage` so far is then found in `so_far`.
+    """
+
+    async def call(
+        self, job: Job, deployment: Deployment, *, attempt: int, on_chunk: OnChunk | None, so_far: "SoFar"
+    ) -> Answer:
+        """The whole answer. Where `on_chunk` is given it gets every `chat.completion.chunk`, as JSON bytes, as it comes.
+
+        An answer's and a chunk's `id` is `chatcmpl-` with the job's id, its `model` the deployment's name.
+        """
+        ...
+
+    async def ping(self, deployment: Deployment) -> str | None:
+        """None when the deployment answers, else what is wrong with it and what to do, in one line."""
+        ...
+
+
+class SoFar:
+    """What a running call has used, for whoever cancels it."""
+
+    def __init__(self) -> None:
+        self.usage = Usage()

@@ -1,0 +1,43 @@
+"""What a worker counts, for Prometheus. Labels are from closed lists, never a user's text."""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from consumers.outcome import Concluded, Dead, Later, Left, Outcome
+
+
+class WorkerMeters:
+    """The counters of one worker process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._outcomes = Counter(
+            "pointsman_deliveries_total", "What became of deliveries", ["outcome", "reason"], registry=registry
+        )
+        self._dead = Counter("pointsman_dead_letters_total", "Dead letters", ["reason"], registry=registry)
+        self._unpriced = Counter(
+            "pointsman_unpriced_attempts_total", "Attempts whose price is not in the book", registry=registry
+        )
+        self._sizes = Histogram(
+            "pointsman_microbatch_jobs", "Jobs in a microbatch", buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=registry
+        )
+
+    def outcome(self, outcome: Outcome) -> None:
+        """A delivery was handled."""
+        match outcome:
+            case Concluded(usd_known):
+                self._outcomes.labels("concluded", "").inc()
+                if not usd_known:
+                    self._unpriced.inc()
+            case Later(_, reason):
+                self._outcomes.labels("later", reason).inc()
+            case Dead(reason):
+                self._outcomes.labels("dead", reason).inc()
+            case Left():
+                self._outcomes.labels("left", "").inc()
+
+    def dead(self, reason: str) -> None:
+        """A record was put on the dead letters."""
+        self._dead.labels(reason).inc()
+
+    def microbatch(self, jobs: int) -> None:
+        """A microbatch was dispatched."""
+        self._sizes.observe(jobs)

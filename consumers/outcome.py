@@ -1,0 +1,35 @@
+"""What became of one delivery of a job."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Concluded:
+    """The job is over and its charges and event are on the log: the record need not come again."""
+
+    usd_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Look at it again in `seconds`; the record stays open. `retry` when an attempt was made and failed."""
+
+    seconds: float
+    reason: str
+    retry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """For the dead letters, then done."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Given back as this process stops; whoever gets the record next runs it."""
+
+
+Outcome = Concluded | Later | Dead | Left

@@ -1,0 +1,50 @@
+"""The pieces of a streamed answer on their way to whoever waits for them."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from consumers.backend import OnChunk
+from policies.scripts import BoardUnavailableError
+from router.board import Board
+from router.job import Job
+
+KEPT_S = 600.0
+
+
+@asynccontextmanager
+async def chunk_writer(board: Board, job: Job, owner: str) -> AsyncGenerator[OnChunk]:
+    """A place for the pieces of a stream; on a clean exit all of them are on the board.
+
+    Pieces that come while a write is under way share the next one. A board that is away costs the
+    caller pieces, not the job: the answer itself is kept whole.
+    """
+    pieces: list[bytes] = []
+    come = asyncio.Event()
+    closing = False
+
+    async def write() -> None:
+        while not (closing and not pieces):
+            await come.wait()
+            come.clear()
+            batch = pieces.copy()
+            pieces.clear()
+            if not batch:
+                continue
+            try:
+                await board.add_chunks(job, owner, batch, ttl_s=KEPT_S)
+            except BoardUnavailableError:
+                continue
+
+    async def on_chunk(piece: bytes) -> None:
+        pieces.append(piece)
+        come.set()
+
+    writer = asyncio.create_task(write())
+    try:
+        yield on_chunk
+        closing = True
+        come.set()
+        await writer
+    finally:
+        writer.cancel()

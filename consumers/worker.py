@@ -1,0 +1,261 @@
+"""Takes jobs off the log and runs them: a bounded look-ahead, microbatches, no waiting for a job in the poll loop."""
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import structlog
+from ulid import ULID
+
+from consumers.attempt import Attempt, Stop
+from consumers.dead import bury
+from consumers.fair import FairQueue
+from consumers.meters import WorkerMeters
+from consumers.microbatch import Microbatches
+from consumers.outcome import Concluded, Dead, Later, Left
+from consumers.tally import Tally
+from policies.deployments import Deployment
+from policies.scripts import BoardUnavailableError
+from router import topics
+from router.board import CancelRequested, Lost
+from router.envelope import EnvelopeError, from_record
+from router.job import Job
+from router.log import Delivery, Log, LogUnavailableError, Record, Subscription
+
+log = structlog.get_logger(__name__)
+
+AWAY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much one worker holds and for how long. `slots` is for a deployment without a limit of its own."""
+
+    look_ahead: int = 500
+    look_ahead_bytes: int = 64 * 1024 * 1024
+    slots: int = 64
+    drain_s: float = 30.0
+
+
+@dataclass(eq=False, slots=True)
+class _Ticket:
+    """A job that this worker holds, with the record that it must say `done` for."""
+
+    job: Job
+    delivery: Delivery
+    size: int
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class Worker:
+    """Works off the topics of one backend until it is told to stop.
+
+    `stalled_for` tells a health check how long the poll loop has not come round, in seconds.
+    """
+
+    log: Log
+    topics: Sequence[str]
+    group: str
+    attempt: Attempt
+    deployments: Mapping[str, Deployment]
+    bounds: Bounds
+    meters: WorkerMeters
+    clock: Callable[[], float] = time.monotonic
+    _queues: dict[str, FairQueue[_Ticket]] = field(default_factory=dict)
+    _open: Microbatches[_Ticket] = field(default_factory=Microbatches)
+    _parked: list[tuple[float, int, _Ticket]] = field(default_factory=list)
+    _order: "count[int]" = field(default_factory=count)
+    _running: dict[str, int] = field(default_factory=dict)
+    _held: int = 0
+    _held_bytes: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _polled_at: float = 0.0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop`; then finish what runs, as far as `drain_s` allows, and give back the rest."""
+        self._polled_at = self.clock()
+        async with self.log.subscribe(self.topics, group=self.group) as subscription, asyncio.TaskGroup() as tasks:
+            keepers = [tasks.create_task(self._renew()), tasks.create_task(self.attempt.wakeups.follow())]
+            stopping = asyncio.Event()
+            dispatcher = tasks.create_task(self._dispatch(tasks, subscription, stopping))
+            await self._poll(tasks, subscription, stop)
+            stopping.set()
+            self._changed.set()
+            await dispatcher
+            await self._drain(subscription)
+            for keeper in keepers:
+                keeper.cancel()
+
+    @property
+    def stalled_for(self) -> float:
+        """Seconds since the poll loop last came round."""
+        return self.clock() - self._polled_at
+
+    @property
+    def held(self) -> int:
+        """Jobs taken and not yet done."""
+        return self._held
+
+    async def _poll(self, tasks: asyncio.TaskGroup, subscription: Subscription, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            for delivery in await self._take(subscription, self._room()):
+                self._receive(tasks, subscription, delivery)
+            self._changed.set()
+
+    async def _take(self, subscription: Subscription, at_most: int) -> Sequence[Delivery]:
+        try:
+            taken = await subscription.take(at_most)
+        except LogUnavailableError as error:
+            log.warning("log_away", error=str(error))
+            await asyncio.sleep(AWAY_S)
+            return ()
+        self._polled_at = self.clock()
+        return taken
+
+    def _room(self) -> int:
+        if self._held_bytes >= self.bounds.look_ahead_bytes:
+            return 0
+        return max(0, self.bounds.look_ahead - self._held)
+
+    def _receive(self, tasks: asyncio.TaskGroup, subscription: Subscription, delivery: Delivery) -> None:
+        size = len(delivery.record.value)
+        self._held += 1
+        self._held_bytes += size
+        try:
+            job = from_record(delivery.record)
+        except EnvelopeError as error:
+            log.error("record_undecodable", topic=delivery.topic, position=delivery.position, error=str(error))
+            tasks.create_task(self._bury(subscription, delivery, size, Dead("undecodable", str(error))))
+            return
+        self._queue(_Ticket(job, delivery, size))
+
+    def _queue(self, ticket: _Ticket) -> None:
+        job = ticket.job
+        self._queues.setdefault(job.route.deployment, FairQueue()).put(job.job_class, job.tenant, ticket)
+        self._changed.set()
+
+    async def _dispatch(self, tasks: asyncio.TaskGroup, subscription: Subscription, stopping: asyncio.Event) -> None:
+        """Fill microbatches while slots are free, and run each as it closes."""
+        while not stopping.is_set():
+            self._changed.clear()
+            now = self.clock()
+            while self._parked and self._parked[0][0] <= now:
+                self._queue(heapq.heappop(self._parked)[2])
+            for name, queue in self._queues.items():
+                self._fill(name, queue, now)
+            for tickets in self._open.close(now):
+                tasks.create_task(self._run_microbatch(tasks, subscription, tickets))
+            await self._next_change()
+
+    def _fill(self, name: str, queue: FairQueue[_Ticket], now: float) -> None:
+        deployment = self.deployments.get(name)
+        slots = (deployment.limits.concurrency if deployment else None) or self.bounds.slots
+        size = deployment.microbatch_size if deployment else 1
+        wait_s = deployment.microbatch_wait_s if deployment else 0.0
+        while self._running.get(name, 0) < slots and self._open.count(name) < size:
+            ticket = queue.take()
+            if ticket is None:
+                return
+            self._running[name] = self._running.get(name, 0) + 1
+            self._open.add(name, ticket, size=min(size, slots), wait_s=wait_s, now=now)
+            if self._open.count(name) >= min(size, slots):
+                return
+
+    async def _next_change(self) -> None:
+        moments = [self._parked[0][0]] if self._parked else []
+        closes = self._open.next_close()
+        if closes is not None:
+            moments.append(closes)
+        wait = max(0.0, min(moments) - self.clock()) if moments else None
+        try:
+            async with asyncio.timeout(wait):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _run_microbatch(
+        self, tasks: asyncio.TaskGroup, subscription: Subscription, tickets: Sequence[_Ticket]
+    ) -> None:
+        """Run its jobs side by side; when the last has ended, its record goes to the ledger."""
+        self._changed.set()  # another one may fill now
+        microbatch = f"mb_{ULID()}"
+        tally = Tally(microbatch, tickets[0].job.route.deployment, tickets[0].job.route.lane, started=self.clock())
+        self.meters.microbatch(len(tickets))
+        async with asyncio.TaskGroup() as jobs:
+            for ticket in tickets:
+                jobs.create_task(self._run(tasks, subscription, ticket, tally))
+        if tally.attempts:
+            record = Record(tally.text(self.clock()).encode(), {"version": "1", "id": microbatch})
+            await self.attempt.until_it_works(lambda: self.log.append(topics.CHARGES, record))
+
+    async def _run(
+        self, tasks: asyncio.TaskGroup, subscription: Subscription, ticket: _Ticket, tally: Tally
+    ) -> None:
+        job, delivery = ticket.job, ticket.delivery
+        ticket.tries += 1
+        owner = f"{self.attempt.wakeups.channel}|{delivery.topic}|{delivery.position}|{ticket.tries}"
+        try:
+            outcome = await self.attempt(job, owner, tally)
+        except Exception as error:  # the one place for what nobody expected: the job is kept for people to look at
+            log.exception("attempt_crashed", job=job.id, tenant=job.tenant, error=type(error).__name__)
+            outcome = Dead("crashed", type(error).__name__)
+        finally:
+            self._running[job.route.deployment] -= 1
+            self._changed.set()
+        self.meters.outcome(outcome)
+        match outcome:
+            case Concluded():
+                await self._done(subscription, delivery, ticket.size)
+            case Later(seconds):
+                heapq.heappush(self._parked, (self.clock() + seconds, next(self._order), ticket))
+                self._changed.set()
+            case Dead():
+                tasks.create_task(self._bury(subscription, delivery, ticket.size, outcome))
+            case Left():
+                return
+
+    async def _bury(self, subscription: Subscription, delivery: Delivery, size: int, dead: Dead) -> None:
+        await self.attempt.until_it_works(lambda: bury(self.log, delivery, dead.reason, dead.detail))
+        self.meters.dead(dead.reason)
+        await self._done(subscription, delivery, size)
+
+    async def _done(self, subscription: Subscription, delivery: Delivery, size: int) -> None:
+        await subscription.done(delivery)
+        self._held -= 1
+        self._held_bytes -= size
+
+    async def _renew(self) -> None:
+        """Keep the leases of all that runs, every third of a lease; a lost or cancelled one is closed."""
+        while True:
+            await asyncio.sleep(self.attempt.lease_s / 3)
+            await asyncio.gather(*(self._renew_one(name) for name in list(self.attempt.running)))
+
+    async def _renew_one(self, name: str) -> None:
+        running = self.attempt.running.get(name)
+        if running is None:
+            return
+        try:
+            verdict = await self.attempt.board.renew(running.job, running.owner, lease_s=self.attempt.lease_s)
+            for scope in running.scopes:
+                await self.attempt.quotas.renew(scope, running.rid, hold_s=self.attempt.lease_s * 2)
+        except BoardUnavailableError:
+            return  # what runs goes on; the lease is looked at again next time
+        match verdict:
+            case CancelRequested():
+                running.close(Stop.CANCELLED)
+            case Lost():
+                running.close(Stop.LOST)
+
+    async def _drain(self, subscription: Subscription) -> None:
+        """Wait for what runs, keeping the membership; close what is still open after `drain_s`."""
+        until = self.clock() + self.bounds.drain_s
+        while any(self._running.values()) and self.clock() < until:
+            await self._take(subscription, 0)
+        for running in list(self.attempt.running.values()):
+            running.close(Stop.DRAIN)
+        while any(self._running.values()):
+            await self._take(subscription, 0)

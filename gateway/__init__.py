@@ -1,0 +1,1 @@
+"""HTTP in, answers out; settings, wiring and the command line."""

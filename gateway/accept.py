@@ -1,0 +1,227 @@
+"""From a checked request to a job that cannot be lost: quota, board, log, and only then the client's answer."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from ulid import ULID
+
+from gateway.openai import ChatRequest
+from policies.deployments import Deployment
+from policies.keys import KeyHolder
+from policies.quota import Exhausted, Granted, Quotas, Rooms, Scope, Wait, deployment_scope, tenant_scope
+from policies.tenants import Tenant
+from router import envelope
+from router.board import Accepted, Board, JobView, KeyReused, QueueFull, Same
+from router.choose import Chosen, NoRoute, choose
+from router.job import Job, JobState
+from router.log import Log, LogUnavailableError
+from router.outbox import reservation_id
+from router.payloads import Payloads, body_path
+
+INLINE_BODY = 256 * 1024
+HOLD_S = 60.0  # a waiting caller's place among the concurrent ones, until a worker renews it
+EARLIER_REQUEST_S = 20.0  # longer than the log may take to confirm
+LOOK_S = 0.1
+
+
+class NoRouteError(Exception):
+    """No deployment fits; `route` says what is missing."""
+
+    def __init__(self, route: NoRoute) -> None:
+        super().__init__(route.message)
+        self.route = route
+
+
+class OverQuotaError(Exception):
+    """A caller who waits in the open is over a limit that a queued job would wait for."""
+
+    def __init__(self, limit: str, scope: str, seconds: float | None, rooms: Rooms) -> None:
+        super().__init__(f"over {limit} of {scope}")
+        self.limit = limit
+        self.scope = scope
+        self.seconds = seconds  # None: not before the budget's next period
+        self.rooms = rooms
+
+
+class QueueFullError(Exception):
+    """The tenant has as many unfinished jobs as it may."""
+
+
+class IdempotencyKeyReusedError(Exception):
+    """The key came with another body before."""
+
+
+class UnknownTenantError(Exception):
+    """The key's tenant is not in the settings any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """The job as it was accepted. `existing`: the idempotency key had made it before. `rooms`: for a waiting caller."""
+
+    view: JobView
+    existing: bool = False
+    rooms: Rooms = Rooms()
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Accepts jobs. `threshold` is the complexity from which `auto` is heavy."""
+
+    board: Board
+    log: Log
+    quotas: Quotas
+    payloads: Payloads
+    tenants: Mapping[str, Tenant]
+    deployments: Mapping[str, Deployment]
+    threshold: float
+
+    async def accept(
+        self,
+        holder: KeyHolder,
+        request: ChatRequest,
+        *,
+        endpoint: str,
+        raw: bytes,
+        values: Mapping[str, object],
+        idempotency_key: str | None = None,
+        channel: str = "",
+        traceparent: str | None = None,
+    ) -> Acceptance:
+        """Return once the log has the job. With a `channel` the caller waits: quota is reserved now or refused now.
+
+        Raises the errors of this module, `LogUnavailableError`, `BoardUnavailableError`, `PayloadUnavailableError`.
+        """
+        tenant = self.tenants.get(holder.tenant)
+        if tenant is None:
+            raise UnknownTenantError(holder.tenant)
+        chosen = self._choose(endpoint, request, values, tenant)
+        job, deadline_s = _job(tenant, request, chosen, endpoint=endpoint, raw=raw, traceparent=traceparent)
+        waits = bool(channel)
+        scopes = (tenant_scope(tenant), deployment_scope(self.deployments[chosen.route.deployment]))
+        rooms = await self._reserve(job, scopes, deadline_s) if waits else Rooms()
+        try:
+            if len(raw) > INLINE_BODY:
+                job = replace(job, payload=await self.payloads.put(body_path(job.tenant, job.id), raw))
+            answer = await self.board.accept(
+                job,
+                deadline_s=deadline_s,
+                idempotency=_digests(idempotency_key, endpoint, raw),
+                most_unfinished=tenant.max_unfinished,
+                channel=channel,
+            )
+            if isinstance(answer, Accepted):
+                job = replace(job, created_at=answer.created_at, expires_at=answer.expires_at)
+                return Acceptance(await self._enqueue(job), rooms=rooms)
+        except BaseException:
+            if waits:
+                await self._give_back(job, scopes)
+            raise
+        if waits:
+            await self._give_back(job, scopes)
+        if job.payload is not None:
+            await self.payloads.remove(job.payload.path)
+        return await self._refused(answer, tenant.name, channel)
+
+    def _choose(
+        self, endpoint: str, request: ChatRequest, values: Mapping[str, object], tenant: Tenant
+    ) -> Chosen:
+        route = choose(
+            endpoint,
+            request.model,
+            values,
+            tenant=tenant,
+            deployments=self.deployments,
+            threshold=self.threshold,
+            max_usd=request.wishes.max_usd,
+        )
+        if isinstance(route, NoRoute):
+            raise NoRouteError(route)
+        return route
+
+    async def _reserve(self, job: Job, scopes: tuple[Scope, Scope], deadline_s: float) -> Rooms:
+        verdict = await self.quotas.reserve_both(
+            *scopes,
+            reservation_id(job.id, 1),
+            tokens=job.estimate.tokens,
+            usd=job.estimate.usd,
+            hold_s=HOLD_S,
+            ttl_s=deadline_s + 3600,
+        )
+        match verdict:
+            case Granted():
+                return verdict.rooms
+            case Wait():
+                raise OverQuotaError(verdict.limit, verdict.scope, verdict.seconds, verdict.rooms)
+            case Exhausted():
+                raise OverQuotaError(verdict.limit, verdict.scope, None, verdict.rooms)
+
+    async def _give_back(self, job: Job, scopes: tuple[Scope, Scope]) -> None:
+        await asyncio.gather(
+            *(self.quotas.refund(scope, reservation_id(job.id, 1)) for scope in scopes), return_exceptions=True
+        )
+
+    async def _enqueue(self, job: Job) -> JobView:
+        """Put it on the log. One that the log does not confirm is fenced off, unless a worker already has it."""
+        try:
+            await self.log.append(job.topic, envelope.to_record(job))
+            state = await self.board.confirm(job.tenant, job.id)
+        except LogUnavailableError:
+            state = await self.board.reject(job.tenant, job.id)
+            if state is JobState.REJECTED:
+                raise
+        return JobView.of(job, state)
+
+    async def _refused(self, answer: Same | KeyReused | QueueFull, tenant: str, channel: str) -> Acceptance:
+        match answer:
+            case Same(known):
+                return Acceptance(await self._confirmed(tenant, known, channel), existing=True)
+            case KeyReused():
+                raise IdempotencyKeyReusedError
+            case QueueFull():
+                raise QueueFullError
+
+    async def _confirmed(self, tenant: str, job_id: str, channel: str) -> JobView:
+        """The job of an earlier request, once the log has it: that request may still be under way."""
+        for _ in range(int(EARLIER_REQUEST_S / LOOK_S)):
+            view = await self.board.view(tenant, job_id, channel=channel)
+            if view is None or view.state is JobState.REJECTED:
+                break
+            if view.state is not JobState.ACCEPTING:
+                return view
+            await asyncio.sleep(LOOK_S)
+        raise LogUnavailableError("an earlier request with this idempotency key was not confirmed")
+
+
+def _job(
+    tenant: Tenant, request: ChatRequest, chosen: Chosen, *, endpoint: str, raw: bytes, traceparent: str | None
+) -> tuple[Job, float]:
+    wishes = request.wishes
+    deadline_s = min(wishes.deadline_s or tenant.deadline_s, tenant.deadline_s)
+    job = Job(
+        id=str(ULID()),
+        tenant=tenant.name,
+        endpoint=endpoint,
+        model=request.model,
+        job_class=request.job_class,
+        route=chosen.route,
+        estimate=chosen.estimate,
+        body=raw,
+        created_at=0.0,
+        expires_at=0.0,
+        result_ttl_s=min(wishes.result_ttl_s or tenant.result_ttl_s, tenant.max_result_ttl_s),
+        stream=request.stream,
+        metadata=request.metadata,
+        traceparent=traceparent,
+        reruns_allowed=tenant.reruns_allowed,
+        max_usd=wishes.max_usd,
+    )
+    return job, deadline_s
+
+
+def _digests(key: str | None, endpoint: str, raw: bytes) -> tuple[str, str] | None:
+    if key is None:
+        return None
+    return sha256(key.encode()).hexdigest(), sha256(endpoint.encode() + b"\0" + raw).hexdigest()

@@ -1,0 +1,372 @@
+"""The command `pointsman`."""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from gateway import logs, valkey, wiring
+from gateway.check import Level, check
+from gateway.settings import Settings, SettingsError, load
+from gateway.up import up
+from policies.keys import KeyTakenError, PublicKeyError
+from policies.scripts import BoardUnavailableError
+from router import topics
+from router.costs import DAYS_KEPT, Spent, spent
+from router.ledger import plain
+from router.log import LogUnavailableError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="A gateway that makes model calls jobs which cannot be lost.")
+serve_app = typer.Typer(no_args_is_help=True, help="One process of a cluster.")
+keys_app = typer.Typer(no_args_is_help=True, help="API keys: made, listed and revoked.")
+app.add_typer(serve_app, name="serve")
+app.add_typer(keys_app, name="keys")
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+EXPECTED = (
+    SettingsError,
+    valkey.FolderInUseError,
+    valkey.ValkeyError,
+    PublicKeyError,
+    KeyTakenError,
+    BoardUnavailableError,
+    LogUnavailableError,
+)
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="The settings file; POINTSMAN_CONFIG else.")]
+DataOption = Annotated[Path | None, typer.Option("--data", help="The data folder of the embedded start.")]
+StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
+
+
+Result = TypeVar("Result")
+
+
+class GroupBy(StrEnum):
+    """What a row of costs is."""
+
+    BATCH = "batch"
+    TENANT = "tenant"
+    DEPLOYMENT = "deployment"
+    LANE = "lane"
+    DAY = "day"
+
+
+def main() -> None:
+    """The entry point."""
+    logs.configure()
+    app()
+
+
+@app.command("up")
+def up_command(
+    host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Its port; 4000. 0 takes a free one.")] = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+    upstream: Annotated[
+        str | None, typer.Option(help="An OpenAI-compatible server, such as http://127.0.0.1:11434/v1")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name on that server.")] = None,
+) -> None:
+    """A whole Pointsman on this machine: jobs survive a restart, the data is in one folder."""
+    environ = _environ(data)
+    if (upstream is None) != (model is None):
+        _fail("--upstream and --model go together: the server's URL, and the name of a model on it")
+    if host is not None:
+        environ["POINTSMAN_HTTP__HOST"] = host
+    if port is not None:
+        environ["POINTSMAN_HTTP__PORT"] = str(port or _free_port())
+    if upstream is not None and model is not None:
+        if config is not None or environ.get("POINTSMAN_CONFIG"):
+            _fail("--upstream and --model are for a start without a file; put the deployment into the file instead")
+        config = _write_config(_load(None, environ).data, upstream, model)
+    _refuse_errors(_load(config, environ))
+    _run(up(config, environ, out))
+
+
+@serve_app.command("http")
+def serve_http(config: ConfigOption = None, until_stdin_closes: StdinOption = False) -> None:
+    """The API."""
+    _serve(config, lambda processes, settings: processes.http(settings, until_stdin_closes=until_stdin_closes))
+
+
+@serve_app.command("worker")
+def serve_worker(
+    backend: Annotated[str, typer.Option(help="Which backend's topics to work off.")],
+    config: ConfigOption = None,
+    until_stdin_closes: StdinOption = False,
+) -> None:
+    """A worker for one backend."""
+    _serve(config, lambda processes, settings: processes.worker(settings, backend, until_stdin_closes=until_stdin_closes))
+
+
+@serve_app.command("sweeper")
+def serve_sweeper(config: ConfigOption = None, until_stdin_closes: StdinOption = False) -> None:
+    """Repairs what a died process left behind; any number may run."""
+    _serve(config, lambda processes, settings: processes.sweeper(settings, until_stdin_closes=until_stdin_closes))
+
+
+@app.command("check")
+def check_command(config: ConfigOption = None) -> None:
+    """Look at the settings without starting anything. Exit code 1 when something is wrong."""
+    settings = _load(config, _environ(None))
+    findings = check(settings)
+    for finding in findings:
+        out.print(str(finding), style="red" if finding.level is Level.ERROR else "yellow", soft_wrap=True, markup=False)
+    errors = sum(finding.level is Level.ERROR for finding in findings)
+    if errors:
+        raise typer.Exit(1)
+    out.print(
+        f"The settings are good: {len(settings.tenants)} tenants, {len(settings.deployments)} deployments, "
+        f"{len(findings)} warnings."
+    )
+
+
+@app.command("topics")
+def topics_command(
+    config: ConfigOption = None,
+    data: DataOption = None,
+    create: Annotated[bool, typer.Option("--create", help="Make those that are missing.")] = False,
+) -> None:
+    """The topics that these settings need. Exit code 1 when one is missing."""
+    settings = _reachable(_load(config, _environ(data)))
+    missing = _run(_topics(settings, create=create))
+    if missing:
+        _fail(f"{missing} topics are missing; `pointsman topics --create` makes them")
+
+
+@app.command("costs")
+def costs_command(
+    config: ConfigOption = None,
+    data: DataOption = None,
+    by: Annotated[GroupBy, typer.Option(help="What a row is. batch: what a worker dispatched together.")] = GroupBy.TENANT,
+    days: Annotated[int, typer.Option(min=1, max=DAYS_KEPT, help="How many days, today included.")] = DAYS_KEPT,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row.")] = False,
+) -> None:
+    """Dollars, tokens and jobs, summed over charge lines."""
+    settings = _reachable(_load(config, _environ(data)))
+    rows = _run(_costs(settings, by, days))
+    if as_json:
+        for row in rows:
+            out.print_json(json.dumps(_cost_values(row)), indent=None)
+        return
+    table = Table("name", *(["deployment"] if by is GroupBy.BATCH else []), title=f"Costs by {by}")
+    for column in ("jobs", "retries", "tokens", "dollars", "unpriced attempts", "items/min"):
+        table.add_column(column, justify="right")
+    for row in [*rows, _sum(rows)]:
+        table.add_row(
+            row.name,
+            *([row.deployment] if by is GroupBy.BATCH else []),
+            str(row.jobs),
+            str(row.retries),
+            str(row.tokens),
+            plain(row.usd),
+            str(row.unpriced or ""),
+            "" if row.items_per_minute is None else f"{row.items_per_minute:.1f}",
+        )
+    out.print(table)
+    if any(row.unpriced for row in rows):
+        err.print("Some attempts have no price: their dollars are unknown and not in these sums.", style="yellow")
+
+
+@keys_app.command("create")
+def keys_create(
+    tenant: Annotated[str, typer.Option(help="Who pays.")] = "default",
+    name: Annotated[str, typer.Option(help="What it is for.")] = "",
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Make a key; it is shown this once."""
+    settings = _reachable(_load(config, _environ(data)))
+    if tenant not in settings.tenants:
+        _fail(f"there is no tenant {tenant!r} in the settings; there are {', '.join(sorted(settings.tenants))}")
+
+    async def create() -> str:
+        async with wiring.core(settings) as core:
+            return (await core.keys.create(tenant, name)).text
+
+    out.print(_run(create()), soft_wrap=True)
+
+
+@keys_app.command("list")
+def keys_list(config: ConfigOption = None, data: DataOption = None) -> None:
+    """All keys, without what they are."""
+    settings = _reachable(_load(config, _environ(data)))
+    table = Table("id", "tenant", "name", "created", "revoked")
+
+    async def rows() -> None:
+        async with wiring.core(settings) as core:
+            for key in await core.keys.list():
+                created = datetime.fromtimestamp(key.created, UTC).isoformat(timespec="seconds")
+                table.add_row(key.id, key.tenant, key.name, created, "revoked" if key.revoked else "")
+
+    _run(rows())
+    out.print(table)
+
+
+@keys_app.command("revoke")
+def keys_revoke(id: str, config: ConfigOption = None, data: DataOption = None) -> None:
+    """End a key, by its id."""
+    settings = _reachable(_load(config, _environ(data)))
+
+    async def revoke() -> bool:
+        async with wiring.core(settings) as core:
+            return await core.keys.revoke(id)
+
+    if not _run(revoke()):
+        _fail(f"there is no key {id!r}; `pointsman keys list` shows all")
+    out.print(f"{id} is revoked.")
+
+
+@app.command("version")
+def version_command() -> None:
+    """The version of this program."""
+    out.print(installed_version("pointsman"))
+
+
+async def _topics(settings: Settings, *, create: bool) -> int:
+    async with wiring.core(settings) as core:
+        wanted = topics.all_topics(core.deployments)
+        if create:
+            await core.log.create(wanted)
+        found = await core.log.topics()
+    table = Table("topic", "partitions")
+    for name in wanted:
+        table.add_row(name, str(found[name]) if name in found else "[red]missing[/red]")
+    out.print(table)
+    return sum(name not in found for name in wanted)
+
+
+async def _costs(settings: Settings, by: GroupBy, days: int) -> list[Spent]:
+    async with wiring.core(settings) as core:
+        seconds, _ = await core.redis.time()
+        today = datetime.fromtimestamp(seconds, UTC).date()
+        wanted = [today - timedelta(days=ago) for ago in range(days)]
+        return await spent(core.redis, core.tenants, by=by.value, days=wanted)
+
+
+def _write_config(data: Path, upstream: str, model: str) -> Path:
+    """The settings file that two flags stand for, in the data folder, where all our processes find it."""
+    deployment = {"backend": "gpu", "tier": "light", "url": upstream, "model": model}
+    values = {"tenants": {"default": {"aliases": {model: "local"}}}, "deployments": {"local": deployment}}
+    data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = data / "upstream.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def _cost_values(row: Spent) -> dict[str, object]:
+    rate = row.items_per_minute
+    return {
+        "name": row.name,
+        "deployment": row.deployment or None,
+        "jobs": row.jobs,
+        "retries": row.retries,
+        "tokens": row.tokens,
+        "usd": None if row.unpriced else plain(row.usd),
+        "priced_usd": plain(row.usd),
+        "unpriced": row.unpriced,
+        "items_per_minute": None if rate is None else round(rate, 1),
+    }
+
+
+def _sum(rows: list[Spent]) -> Spent:
+    total = Spent("all", usd=sum((row.usd for row in rows), Decimal(0)))
+    for row in rows:
+        total.jobs += row.jobs
+        total.attempts += row.attempts
+        total.tokens += row.tokens
+        total.unpriced += row.unpriced
+    return total
+
+
+def _serve(config: Path | None, process: Callable[[ModuleType, Settings], Coroutine[Any, Any, None]]) -> None:
+    from gateway import processes  # a web server, which no other command needs
+
+    settings = _load(config, _environ(None))
+    _refuse_errors(settings)
+    _run(process(processes, settings))
+
+
+def _refuse_errors(settings: Settings) -> None:
+    findings = check(settings)
+    for finding in findings:
+        err.print(str(finding), soft_wrap=True, markup=False)
+    if any(finding.level is Level.ERROR for finding in findings):
+        raise typer.Exit(1)
+
+
+def _environ(data: Path | None) -> dict[str, str]:
+    environ = dict(os.environ)
+    if data is not None:
+        environ["POINTSMAN_DATA"] = str(data)
+    return environ
+
+
+def _load(config: Path | None, environ: dict[str, str]) -> Settings:
+    try:
+        return load(config, environ)
+    except SettingsError as error:
+        _fail(str(error))
+
+
+def _reachable(settings: Settings) -> Settings:
+    """With the URL of the Redis that runs, also when that is the embedded one of another process."""
+    if not settings.is_embedded:
+        return settings
+    url = valkey.url_of_running(settings.data / "valkey")
+    if url is None:
+        _fail(f"nothing runs on {settings.data}. Start `pointsman up` there, or name the folder with --data")
+    return settings.model_copy(update={"redis": url})
+
+
+def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    try:
+        return asyncio.run(coroutine)
+    except EXPECTED as error:
+        _fail(str(error))
+    except BaseExceptionGroup as group:
+        expected, rest = group.split(EXPECTED)
+        if rest is not None or expected is None:
+            raise
+        _fail("\n".join(str(error) for error in _leaves(expected)))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _fail(message: str) -> NoReturn:
+    err.print(f"pointsman: {message}", style="red", soft_wrap=True, markup=False)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Waiting for jobs: woken by the board, with a look of our own every second; cancelled when the caller leaves."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+from starlette.types import Receive
+
+from gateway.errors import LostSightError, UnfinishedError, UnknownJobError
+from gateway.reading import OverloadedError
+from policies.scripts import BoardUnavailableError
+from router.board import Board, JobView
+from router.payloads import PayloadLostError, Payloads
+from router.wakeups import Wakeups
+
+LOOK_S = 1.0
+KEEP_ALIVE_S = 15.0
+PATIENCE_S, PATIENCE_STEP_S = 20.0, 0.25
+
+
+@dataclass(slots=True)
+class Caller:
+    """Somebody who waits: woken by what happens to the job, and by hanging up."""
+
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    is_gone: bool = False
+
+    def wake(self) -> None:
+        """Something happened; look."""
+        self.woken.set()
+
+    def leave(self) -> None:
+        """The caller hung up."""
+        self.is_gone = True
+        self.woken.set()
+
+
+@asynccontextmanager
+async def calling(receive: Receive) -> AsyncIterator[Caller]:
+    """The caller at the other end of a request whose body was read."""
+    caller = Caller()
+    watch = asyncio.create_task(_watch(receive, caller))
+    try:
+        yield caller
+    finally:
+        watch.cancel()
+        await asyncio.wait([watch])
+
+
+async def _watch(receive: Receive, caller: Caller) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    caller.leave()
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """New pieces of a stream (none: a heartbeat is due), and the job once it has ended."""
+
+    chunks: list[bytes]
+    ended: JobView | None = None
+
+
+class Delivery:
+    """Follows jobs for callers, at most `most` of them at once."""
+
+    def __init__(self, board: Board, wakeups: Wakeups, payloads: Payloads, *, most: int) -> None:
+        self._board = board
+        self._wakeups = wakeups
+        self._payloads = payloads
+        self._most = most
+        self.waiting = 0
+
+    @property
+    def channel(self) -> str:
+        """Where the board wakes this process."""
+        return self._wakeups.channel
+
+    async def wait(self, tenant: str, job_id: str, caller: Caller, *, seconds: float) -> JobView:
+        """The job once it has ended, or as it is after so many seconds, or once the caller is gone.
+
+        Raises `UnknownJobError`, `OverloadedError`, `LostSightError`.
+        """
+        ends = asyncio.get_running_loop().time() + seconds
+        with self._following(tenant, job_id, caller):
+            while True:
+                caller.woken.clear()
+                view = await self._look(tenant, job_id)
+                left = ends - asyncio.get_running_loop().time()
+                if view.state.is_terminal or caller.is_gone or left <= 0:
+                    return view
+                await _sleep(caller, min(LOOK_S, left))
+
+    async def stream(self, tenant: str, job_id: str, caller: Caller, *, seconds: float) -> AsyncIterator[Pieces]:
+        """The job's pieces as they come, the last with the job as it ended.
+
+        Ends early once the caller is gone or the time is over. Raises as `wait` does.
+        """
+        now = asyncio.get_running_loop().time
+        ends, spoke, cursor = now() + seconds, now(), "0"
+        with self._following(tenant, job_id, caller):
+            while not caller.is_gone and now() < ends:
+                caller.woken.clear()
+                # In this order, so that a job that has ended has all its pieces in the second answer.
+                view = await self._look(tenant, job_id)
+                cursor, chunks = await self._chunks(tenant, job_id, cursor)
+                while chunks:
+                    yield Pieces(chunks)
+                    spoke = now()
+                    cursor, chunks = await self._chunks(tenant, job_id, cursor)
+                if view.state.is_terminal:
+                    yield Pieces([], view)
+                    return
+                if now() - spoke >= KEEP_ALIVE_S:
+                    yield Pieces([])
+                    spoke = now()
+                await _sleep(caller, LOOK_S)
+
+    async def result(self, view: JobView) -> bytes:
+        """The OpenAI object of a completed job. Raises `PayloadUnavailableError`, `PayloadLostError`."""
+        if view.result_at is not None:
+            return await self._payloads.get(view.result_at)
+        if view.result is None:
+            raise PayloadLostError("the board has no result")
+        return view.result
+
+    async def forget(self, view: JobView) -> None:
+        """Delete a job that has ended, and its result.
+
+        Raises `UnfinishedError`, `UnknownJobError`, `BoardUnavailableError`, `PayloadUnavailableError`.
+        """
+        if view.state.is_terminal and view.result_at is not None:
+            await self._payloads.remove(view.result_at.path)
+        state = await self._board.delete(view.job.tenant, view.job.id)
+        if state is None:
+            raise UnknownJobError(view.job.id)
+        if not state.is_terminal:
+            raise UnfinishedError(view.job.id)
+
+    async def _chunks(self, tenant: str, job_id: str, cursor: str) -> tuple[str, list[bytes]]:
+        try:
+            return await self._board.chunks(tenant, job_id, cursor)
+        except BoardUnavailableError:
+            return cursor, []  # the next look says whether it stays away
+
+    async def _look(self, tenant: str, job_id: str) -> JobView:
+        """The job, also through a restart of Redis: the caller would otherwise pay for a second one."""
+        ends = asyncio.get_running_loop().time() + PATIENCE_S
+        while True:
+            try:
+                view = await self._board.view(tenant, job_id, channel=self.channel)
+            except BoardUnavailableError:
+                if asyncio.get_running_loop().time() >= ends:
+                    raise LostSightError(job_id) from None
+                await asyncio.sleep(PATIENCE_STEP_S)
+                continue
+            if view is None:
+                raise UnknownJobError(job_id)
+            return view
+
+    @contextmanager
+    def _following(self, tenant: str, job_id: str, caller: Caller) -> Iterator[None]:
+        if self.waiting >= self._most:
+            raise OverloadedError("too many callers wait")
+        self.waiting += 1
+        try:
+            with self._wakeups.on(f"{tenant} {job_id}", caller.wake):
+                yield
+        finally:
+            self.waiting -= 1
+
+
+async def _sleep(caller: Caller, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await caller.woken.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,95 @@
+"""Jobs: look, wait, list, cancel, delete."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway import render
+from gateway.auth import authenticate
+from gateway.body import InvalidRequestError
+from gateway.cancel import cancel
+from gateway.delivery import calling
+from gateway.errors import UnknownJobError
+from gateway.reading import HungUpError
+from gateway.services import Services
+from policies.keys import KeyHolder
+from router.board import JobView
+from router.job import JobState
+
+LONGEST_WAIT_S = 60
+PAGE, LARGEST_PAGE = 20, 100
+
+
+class Jobs:
+    """`/v1/jobs`. Another tenant's job is not there."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def retrieve(self, request: Request) -> Response:
+        """The job as it is, or with `?wait=` once it has ended or that many seconds are over."""
+        holder = await self._holder(request)
+        seconds = _whole(request, "wait", 0, most=LONGEST_WAIT_S)
+        view = await self._view(holder, request)
+        if seconds and not view.state.is_terminal:
+            async with calling(request.receive) as caller:
+                view = await self._services.delivery.wait(holder.tenant, view.job.id, caller, seconds=seconds)
+                if caller.is_gone:
+                    raise HungUpError("the client hung up while it waited")
+        return await self._shown(view)
+
+    async def page(self, request: Request) -> Response:
+        """A page, the newest first."""
+        holder = await self._holder(request)
+        limit = _whole(request, "limit", PAGE, least=1, most=LARGEST_PAGE)
+        states = render.states_of(status) if (status := request.query_params.get("status")) else []
+        if status and not states:
+            known = ", ".join(dict.fromkeys(render.STATES.values()))
+            raise InvalidRequestError(f"Invalid 'status'. Supported values are: {known}.", "status", "invalid_value")
+        after = request.query_params.get("after", "")
+        if after and (after := render.job_id(after) or "") == "":
+            raise InvalidRequestError("Invalid 'after': expected a job's id.", "after", "invalid_value")
+        views = await self._services.board.page(holder.tenant, states=states, limit=limit + 1, after=after)
+        return Response(render.page(views[:limit], has_more=len(views) > limit), media_type=render.JSON)
+
+    async def cancel(self, request: Request) -> Response:
+        """End it. One that runs ends within a second; one that has ended stays as it is."""
+        holder = await self._holder(request)
+        view = await self._view(holder, request)
+        if not view.state.is_terminal:
+            await cancel(view, board=self._services.board, outbox=self._services.outbox)
+            view = await self._view(holder, request)
+        return await self._shown(view)
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a job that has ended, and its result."""
+        holder = await self._holder(request)
+        view = await self._view(holder, request)
+        await self._services.delivery.forget(view)
+        return Response(render.deleted(view.job.id), media_type=render.JSON)
+
+    async def _holder(self, request: Request) -> KeyHolder:
+        services = self._services
+        return await authenticate(services.keys, services.tenants, request.headers.get("authorization"))
+
+    async def _view(self, holder: KeyHolder, request: Request) -> JobView:
+        job_id = render.job_id(request.path_params["id"])
+        view = await self._services.board.view(holder.tenant, job_id) if job_id else None
+        if view is None:
+            raise UnknownJobError(request.path_params["id"])
+        return view
+
+    async def _shown(self, view: JobView) -> Response:
+        result = await self._services.delivery.result(view) if view.state is JobState.COMPLETED else None
+        headers = {} if view.state.is_terminal else render.POLL_LATER
+        return Response(render.job(view, result), headers=headers, media_type=render.JSON)
+
+
+def _whole(request: Request, name: str, default: int, *, least: int = 0, most: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
+        raise InvalidRequestError(
+            f"Invalid '{name}': expected a whole number from {least} to {most}.", name, "invalid_value"
+        )
+    return int(text)

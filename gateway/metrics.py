@@ -1,0 +1,46 @@
+"""What this process counts. Labels come from closed lists only."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gateway.reading import Inflight
+
+SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """The gateway's metrics, in a registry of their own."""
+
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self, inflight: Inflight) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "pointsman_http_requests", "Answers, by route and status.", ["route", "status"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            "pointsman_http_request_seconds",
+            "From the request's head to the answer's first byte.",
+            ["route"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.jobs = Counter(
+            "pointsman_jobs_accepted", "Jobs that were accepted.", ["lane", "class"], registry=self.registry
+        )
+        self.hang_ups = Counter(
+            "pointsman_http_hang_ups", "Callers who left before their answer.", registry=self.registry
+        )
+        self.waiting = Gauge("pointsman_http_waiting", "Callers who wait for an answer.", registry=self.registry)
+        held = Gauge("pointsman_http_inflight_requests", "Requests being read or accepted.", registry=self.registry)
+        held.set_function(lambda: inflight.requests)
+        size = Gauge("pointsman_http_inflight_bytes", "Bytes of their bodies.", registry=self.registry)
+        size.set_function(lambda: inflight.bytes)
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """One answer has begun. `route` is a route's template, never a path."""
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)

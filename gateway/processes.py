@@ -1,0 +1,195 @@
+"""The processes of a cluster, each a coroutine that runs until it is told to stop."""
+
+import asyncio
+import contextlib
+import gc
+import signal
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+import uvicorn
+from prometheus_client import CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from gateway import wiring
+from gateway.settings import Settings, SettingsError
+from router import topics
+from router.log import Log
+from router.wakeups import Wakeups
+
+log = structlog.get_logger(__name__)
+
+KEEP_ALIVE_S = 75  # longer than clients pool connections; uvicorn's 5 s would reset theirs
+STALLED_S = 60.0
+GOODBYE_S = 10  # for answers that are under way when the process is told to stop
+TOPICS_RETRY_S = 1.0
+
+
+async def http(settings: Settings, *, until_stdin_closes: bool = False) -> None:
+    """The HTTP process."""
+    from gateway.app import create_app  # the other processes have no use for a web framework
+
+    async with wiring.core(settings) as core, asyncio.TaskGroup() as tasks:
+        wakeups = Wakeups(core.redis, role="http")
+        followers = [tasks.create_task(wakeups.follow()), tasks.create_task(core.keys.follow())]
+        server = _server(create_app(wiring.services(core, wakeups)), settings.http.host, settings.http.port)
+        async with _stopping(until_stdin_closes) as stop:
+            serving = tasks.create_task(_serve(server))
+            _tune_garbage_collection()
+            stopped = tasks.create_task(stop.wait())
+            await asyncio.wait([stopped, serving], return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            await serving
+            stopped.cancel()
+        for follower in followers:
+            follower.cancel()
+
+
+async def worker(settings: Settings, backend: str, *, until_stdin_closes: bool = False) -> None:
+    """A worker for one backend."""
+    if not any(deployment.backend == backend for deployment in settings.deployments.values()):
+        raise SettingsError(f"deployments: none of them is on backend {backend!r}, so this worker has nothing to do")
+    registry = CollectorRegistry()
+    async with wiring.core(settings) as core, wiring.open_backend(settings, backend) as opened:
+        await _until_topics_exist(core.log, topics.for_backend(backend, core.deployments))
+        worker = wiring.worker(core, opened, backend, registry)
+
+        async def fault() -> str | None:
+            if worker.stalled_for > STALLED_S:
+                return f"the poll loop has not come round for {worker.stalled_for:.0f} s"
+            await core.board.ping()
+            return None
+
+        health = _health(registry, fault)
+        where = settings.worker.health_host, settings.worker.health_port
+        async with _stopping(until_stdin_closes) as stop, _served(health, *where):
+            log.info("worker_started", backend=backend)
+            await worker.run(stop)
+            log.info("worker_stopped", backend=backend, given_back=worker.held)
+
+
+async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> None:
+    """A sweeper."""
+    async with wiring.core(settings) as core:
+        sweeping = wiring.sweeper(core)
+
+        async def fault() -> str | None:
+            await core.board.ping()
+            await core.log.ping()
+            return None
+
+        health = _health(CollectorRegistry(), fault)
+        where = settings.sweeper.health_host, settings.sweeper.health_port
+        async with _stopping(until_stdin_closes) as stop, _served(health, *where):
+            log.info("sweeper_started")
+            await sweeping.run(stop)
+
+
+async def _until_topics_exist(job_log: Log, wanted: tuple[str, ...]) -> None:
+    """A worker may start before the topics are made; it says so and waits."""
+    while True:
+        missing = sorted(set(wanted) - set(await job_log.topics()))
+        if not missing:
+            return
+        log.warning("topics_missing", missing=missing[:5], count=len(missing), fix="pointsman topics --create")
+        await asyncio.sleep(TOPICS_RETRY_S)
+
+
+def _server(app: Callable[..., Awaitable[None]], host: str, port: int) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http="httptools",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GOODBYE_S,
+        server_header=False,
+        backlog=4096,
+    )
+    return uvicorn.Server(config)
+
+
+async def _serve(server: uvicorn.Server) -> None:
+    """Serve until told to stop. Signals are ours to handle, not the server's."""
+    config = server.config
+    sock = config.bind_socket()
+    host, port = sock.getsockname()[:2]
+    log.info("listening", host=host, port=port)
+    with contextlib.closing(sock):
+        await server._serve([sock])
+
+
+@asynccontextmanager
+async def _served(app: Starlette, host: str, port: int) -> AsyncGenerator[None]:
+    """The health endpoints of a process that serves nothing else."""
+    server = _server(app, host, port)
+    serving = asyncio.create_task(_serve(server))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def _health(registry: CollectorRegistry, fault: Callable[[], Awaitable[str | None]]) -> Starlette:
+    async def healthz(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(_: Request) -> Response:
+        try:
+            why = await fault()
+        except Exception as error:  # whatever it is, this process is not ready
+            why = f"{type(error).__name__}: {error}"
+        return JSONResponse({"ready": why is None, "fault": why}, 200 if why is None else 503)
+
+    async def metrics(_: Request) -> Response:
+        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
+
+    return Starlette(
+        routes=[Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)],
+    )
+
+
+@asynccontextmanager
+async def _stopping(until_stdin_closes: bool) -> AsyncGenerator[asyncio.Event]:
+    """Set on SIGTERM and SIGINT, and where asked for when whoever started this process is gone."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    watch = asyncio.create_task(_end_of_stdin(stop)) if until_stdin_closes else None
+    try:
+        yield stop
+    finally:
+        if watch is not None:
+            watch.cancel()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(signum)
+
+
+async def _end_of_stdin(stop: asyncio.Event) -> None:
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    try:
+        while await reader.read(1024):
+            continue
+        stop.set()
+    finally:
+        transport.close()
+
+
+def _tune_garbage_collection() -> None:
+    """Pauses of the collector were the largest part of the p99 of an accept (docs/decisions)."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+

@@ -1,0 +1,175 @@
+"""What clients get: job objects, pages, chunks and headers, as bytes."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+
+from policies.pricing import ChargeLine
+from policies.quota import Room, Rooms
+from router.board import JobView
+from router.job import JobState
+from router.ledger import plain
+
+JSON = "application/json"
+JOB = "job_"
+POLL_LATER = {"retry-after": "1"}  # seconds
+
+STATES: Mapping[JobState, str] = {
+    JobState.ACCEPTING: "queued",
+    JobState.QUEUED: "queued",
+    JobState.RUNNING: "in_progress",
+    JobState.COMPLETED: "completed",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "cancelled",
+    JobState.EXPIRED: "expired",
+    JobState.REJECTED: "failed",
+}
+
+_ID = re.compile(r"(?:job_|chatcmpl-|resp_)?([0-7][0-9A-HJKMNP-TV-Z]{25})")
+_REJECTED = {
+    "message": "The job log did not confirm the job.",
+    "type": "server_error",
+    "code": "log_unavailable",
+    "param": None,
+}
+
+
+def job_id(text: str) -> str | None:
+    """The id in `job_...`, `chatcmpl-...` or by itself; None if it cannot be one."""
+    found = _ID.fullmatch(text)
+    return found[1] if found else None
+
+
+def states_of(status: str) -> Sequence[JobState]:
+    """The states that clients see as `status`; none if there is no such status."""
+    return [state for state, shown in STATES.items() if shown == status]
+
+
+def job(view: JobView, result: bytes | None = None) -> bytes:
+    """The job object. `result` is the OpenAI object as JSON, and goes in as it is."""
+    head = json.dumps(_job(view), ensure_ascii=False, separators=(",", ":")).encode()
+    return head[:-1] + b',"result":' + (result or b"null") + b"}"
+
+
+def page(views: Sequence[JobView], *, has_more: bool) -> bytes:
+    """A page of job objects, without their results."""
+    ids = [JOB + view.job.id for view in views]
+    head = {
+        "object": "list",
+        "first_id": ids[0] if ids else None,
+        "last_id": ids[-1] if ids else None,
+        "has_more": has_more,
+    }
+    return json.dumps(head).encode()[:-1] + b',"data":[' + b",".join(job(view) for view in views) + b"]}"
+
+
+def deleted(job_id: str) -> bytes:
+    """What OpenAI answers to a DELETE."""
+    return to_json({"id": JOB + job_id, "object": "job.deleted", "deleted": True})
+
+
+def to_json(value: object) -> bytes:
+    """Compact JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def answer_headers(view: JobView) -> dict[str, str]:
+    """Where a waiting caller's answer comes from, and what it cost (absent while unknown)."""
+    headers = {"x-pointsman-lane": view.job.route.lane, "x-pointsman-model": view.job.route.deployment}
+    if view.state.is_terminal and view.charges and view.usd is not None:
+        headers["x-pointsman-cost-usd"] = plain(view.usd)
+    return headers
+
+
+def rate_headers(rooms: Rooms) -> dict[str, str]:
+    """OpenAI's `x-ratelimit-...`, for the limits that there are."""
+    headers: dict[str, str] = {}
+    for name, room in (("requests", rooms.requests), ("tokens", rooms.tokens)):
+        if room is not None:
+            headers |= _room_headers(name, room)
+    return headers
+
+
+def event(data: bytes) -> bytes:
+    """A server-sent event."""
+    return b"data: " + data + b"\n\n"
+
+
+DONE = event(b"[DONE]")
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def chunks_of(result: bytes, *, include_usage: bool) -> Iterator[bytes]:
+    """A whole answer as chunks, for a stream whose pieces are no longer there."""
+    answer = json.loads(result)
+    head = {name: answer.get(name) for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    for choice in answer.get("choices", []):
+        delta = dict(choice.get("message") or {})
+        if delta.get("tool_calls"):
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(delta["tool_calls"])]
+        index = choice.get("index", 0)
+        yield to_json({**head, "choices": [{"index": index, "delta": delta, "finish_reason": None}]})
+        reason = choice.get("finish_reason")
+        yield to_json({**head, "choices": [{"index": index, "delta": {}, "finish_reason": reason}]})
+    if include_usage and answer.get("usage"):
+        yield to_json({**head, "choices": [], "usage": answer["usage"]})
+
+
+def _job(view: JobView) -> dict[str, object]:
+    job, route = view.job, view.job.route
+    return {
+        "id": JOB + job.id,
+        "object": "job",
+        "status": STATES[view.state],
+        "endpoint": job.endpoint,
+        "created_at": int(job.created_at),
+        "expires_at": int(job.expires_at),
+        "started_at": _seconds(view.started_at),
+        "finished_at": _seconds(view.finished_at),
+        "model": job.model,
+        "metadata": dict(job.metadata),
+        "usage": view.usage,
+        "error": _REJECTED if view.state is JobState.REJECTED else view.error,
+        "pointsman": {
+            "lane": route.lane,
+            "deployment": route.deployment,
+            "class": job.job_class,
+            "reasons": route.reasons,
+            "score": route.score,
+            "queue": "main",
+            "estimate_usd": _dollars(job.estimate.usd),
+            "attempts": view.attempts,
+            "microbatch": view.microbatch,
+            "usd": _dollars(view.usd),
+            "charges": [_charge(line) for line in view.charges],
+        },
+    }
+
+
+def _charge(line: ChargeLine) -> dict[str, object]:
+    return {
+        "attempt": line.attempt,
+        "meter": line.meter,
+        "quantity": line.quantity,
+        "usd_per_million": _dollars(line.usd_per_million),
+        "usd": _dollars(line.usd),
+        "basis": line.basis,
+        "outcome": line.outcome,
+    }
+
+
+def _room_headers(name: str, room: Room) -> dict[str, str]:
+    return {
+        f"x-ratelimit-limit-{name}": str(room.limit),
+        f"x-ratelimit-remaining-{name}": str(max(0, room.remaining)),
+        f"x-ratelimit-reset-{name}": f"{max(0.0, room.full_in_s):.3f}s",
+    }
+
+
+def _dollars(usd: Decimal | None) -> str | None:
+    return None if usd is None else plain(usd)
+
+
+def _seconds(moment: float | None) -> int | None:
+    return None if moment is None else int(moment)

@@ -1,0 +1,33 @@
+"""What the endpoints work with; the wiring opens it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.accept import Desk
+from gateway.delivery import Delivery
+from gateway.metrics import Metrics
+from gateway.reading import Inflight
+from gateway.settings import HttpSettings
+from policies.deployments import Deployment
+from policies.keys import ApiKeys
+from policies.tenants import Tenant
+from router.board import Board
+from router.log import Log
+from router.outbox import Outbox
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Open and ready; `tenants` and `deployments` by name."""
+
+    keys: ApiKeys
+    desk: Desk
+    board: Board
+    outbox: Outbox
+    delivery: Delivery
+    log: Log
+    tenants: Mapping[str, Tenant]
+    deployments: Mapping[str, Deployment]
+    http: HttpSettings
+    inflight: Inflight
+    metrics: Metrics

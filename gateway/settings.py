@@ -1,0 +1,485 @@
+"""What an operator can set: one YAML file and POINTSMAN_* variables, read once into one frozen model."""
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from annotated_types import Ge, Gt, Le
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from gateway import settings_env, settings_file
+from gateway.settings_file import Document, Fault, KeyPath, dotted
+from gateway.settings_values import (
+    AliasName,
+    Budget,
+    DeploymentName,
+    Dollars,
+    Durability,
+    Listed,
+    LogUrl,
+    Number,
+    ObjectUrl,
+    RedisUrl,
+    Secret,
+    ServerUrl,
+    Size,
+    TenantName,
+    TopicPrefix,
+    Whole,
+)
+from policies import pricebook
+from policies.deployments import Deployment, Limits, Modality, Tier, Timeouts
+from policies.pricebook import PriceBook, PriceBookError
+from policies.pricing import Meter, Price
+from policies.retries import RetryRule
+from policies.tenants import Tenant
+
+CONFIG_VARIABLE = "POINTSMAN_CONFIG"
+SHOWN_FAULTS = 20
+MIB = 1024 * 1024
+DAY_S = 86_400.0
+
+
+class SettingsError(Exception):
+    """The settings cannot be used. Its text tells the operator where and what is expected, and holds no value."""
+
+    def __init__(self, *faults: Fault | str) -> None:
+        lines = [str(fault) for fault in faults]
+        if len(lines) > SHOWN_FAULTS:
+            lines[SHOWN_FAULTS:] = [f"... and {len(lines) - SHOWN_FAULTS} more"]
+        super().__init__(
+            lines[0] if len(lines) == 1 else "\n  ".join([f"{len(faults)} faults in the settings:", *lines])
+        )
+
+
+def load(path: Path | None, environ: Mapping[str, str]) -> "Settings":
+    """The settings of the file at `path` (else at POINTSMAN_CONFIG, else none), changed by the variables.
+
+    Raises `SettingsError` with everything that is wrong.
+    """
+    if path is None and environ.get(CONFIG_VARIABLE):
+        path = Path(environ[CONFIG_VARIABLE])
+    document = Document("settings") if path is None else settings_file.parse(_text(path), name=str(path))
+    if document.faults:
+        raise SettingsError(*document.faults)
+    values = document.values
+    if values.get("tenants") is None:
+        values = {**values, "tenants": {"default": {}}}
+    variables = settings_env.read(environ, Settings, values)
+    for place, value in variables.values.items():
+        values = _with(values, place, value)
+    origins = {place: f"{document.name}:{line}" for place, line in document.lines.items()} | dict(variables.names)
+    faults = list(variables.faults)
+    try:
+        settings = Settings.model_validate(values, context={"environ": environ})
+    except ValidationError as error:
+        faults += _faults(error, origins, document.name)
+    if faults:
+        raise SettingsError(*faults)
+    return settings._with_prices(Path() if ("prices",) in variables.values or path is None else path.parent)
+
+
+class Section(BaseModel):
+    """Frozen, knows all its keys, and takes a key without a value for one that is not there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, value: object) -> object:
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            return value
+        return {key: item for key, item in value.items() if item is not None or key not in cls.model_fields}
+
+
+class KafkaSettings(Section):
+    """How topics are made and how to log in."""
+
+    partitions: Whole = Field(default=12, ge=1, le=1000)
+    replication: Whole = Field(default=1, ge=1, le=7)
+    retention_s: Number = Field(default=3 * DAY_S, ge=3600, le=365 * DAY_S)
+    prefix: TopicPrefix = ""
+    security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    username: str = Field(default="", max_length=200)
+    password: Secret | None = None
+    ca_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _login_is_whole(self) -> Self:
+        has_login = bool(self.username) and self.password is not None
+        if self.security.startswith("sasl") and not has_login:
+            raise ValueError(f"security {self.security} needs username and password")
+        if not self.security.startswith("sasl") and (self.username or self.password is not None):
+            raise ValueError("username and password need security sasl_ssl or sasl_plaintext")
+        return self
+
+
+class HttpSettings(Section):
+    """The door. Bytes and seconds; what is over the two bounds of what is in flight gets a 503."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=253)
+    port: Whole = Field(default=4000, ge=0, le=65535)
+    max_body: Size = Field(default=32 * MIB, ge=1024, le=512 * MIB)
+    max_in_flight: Whole = Field(default=4000, ge=1, le=100_000)
+    max_in_flight_bytes: Size = Field(default=256 * MIB, ge=1 * MIB, le=65_536 * MIB)
+    sync_wait_s: Number = Field(default=600.0, ge=1, le=3600)
+    accept_wait_s: Number = Field(default=20.0, ge=1, le=120)
+
+    @model_validator(mode="after")
+    def _one_body_fits(self) -> Self:
+        if self.max_body > self.max_in_flight_bytes:
+            raise ValueError("max_in_flight_bytes must be at least max_body")
+        return self
+
+
+class BoardSettings(Section):
+    """How safe a finish is before its record is done, and how long Redis may take to answer."""
+
+    durability: Durability = "fsync"
+    socket_timeout_s: Number = Field(default=5.0, ge=0.1, le=60)
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas must confirm; 0 leaves it to the server's append-only file."""
+        return int(self.durability.removeprefix("replicas:")) if self.durability.startswith("replicas:") else 0
+
+
+class WorkerSettings(Section):
+    """One worker process. `concurrency` is what it runs at once, `look_ahead` what it holds, running jobs included."""
+
+    lease_s: Number = Field(default=20.0, ge=1, le=60)
+    max_deliveries: Whole = Field(default=3, ge=1, le=20)
+    look_ahead: Whole = Field(default=500, ge=1, le=2000)
+    look_ahead_bytes: Size = Field(default=64 * MIB, ge=1 * MIB, le=16_384 * MIB)
+    concurrency: Whole = Field(default=64, ge=1, le=2000)
+    drain_s: Number = Field(default=30.0, ge=0, le=7200)
+    attempts: Whole = Field(default=4, ge=1, le=20)
+    first_wait_s: Number = Field(default=0.5, gt=0, le=60)
+    longest_wait_s: Number = Field(default=30.0, gt=0, le=600)
+    health_host: str = Field(default="127.0.0.1", min_length=1, max_length=253)
+    health_port: Whole = Field(default=4001, ge=0, le=65535)
+
+    def retry_rule(self) -> RetryRule:
+        """How often and how patiently a call is tried again."""
+        return RetryRule(self.attempts, self.first_wait_s, self.longest_wait_s)
+
+
+class SweeperSettings(Section):
+    """The process that repairs what others left behind."""
+
+    interval_s: Number = Field(default=1.0, ge=0.05, le=60)
+    health_host: str = Field(default="127.0.0.1", min_length=1, max_length=253)
+    health_port: Whole = Field(default=4002, ge=0, le=65535)
+
+
+class RoutingSettings(Section):
+    """What `auto` does: a job whose complexity (0..1) is at least `threshold` is heavy."""
+
+    threshold: Number = Field(default=0.5, ge=0, le=1)
+
+
+class LimitSettings(Section):
+    """What may be used at most. A setting that is not there is no limit."""
+
+    requests_per_minute: Number | None = Field(default=None, gt=0, le=1e9)
+    tokens_per_minute: Number | None = Field(default=None, gt=0, le=1e12)
+    concurrency: Whole | None = Field(default=None, ge=1, le=100_000)
+    usd_per_month: Budget = None
+    burst_s: Number = Field(default=60.0, gt=0, le=3600)
+
+    def limits(self) -> Limits:
+        """The domain's value."""
+        return Limits(
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            concurrency=self.concurrency,
+            usd_per_month=self.usd_per_month,
+            burst_s=self.burst_s,
+        )
+
+
+class TenantSettings(Section):
+    """Who pays. `deployments` are the ones it may use; all of them when it is not there."""
+
+    limits: LimitSettings = LimitSettings()
+    deployments: Annotated[tuple[str, ...], Listed] | None = Field(default=None, max_length=500)
+    aliases: Mapping[AliasName, str] = Field(default_factory=dict, max_length=1000)
+    max_unfinished: Whole = Field(default=100_000, ge=1, le=10_000_000)
+    deadline_s: Number = Field(default=DAY_S, ge=1, le=30 * DAY_S)
+    result_ttl_s: Number = Field(default=DAY_S, ge=1, le=90 * DAY_S)
+    max_result_ttl_s: Number = Field(default=7 * DAY_S, ge=1, le=90 * DAY_S)
+    reruns: Literal["allow", "refuse"] = "allow"
+
+
+class TimeoutSettings(Section):
+    """Seconds, for one call to a backend: each longer than the one before it."""
+
+    connect_s: Number = Field(default=5.0, gt=0, le=120)
+    first_token_s: Number = Field(default=60.0, gt=0, le=3600)
+    read_s: Number = Field(default=90.0, gt=0, le=3600)
+    total_s: Number = Field(default=300.0, gt=0, le=7200)
+
+
+class PriceSettings(Section):
+    """Dollars per million tokens; or only `name`, an entry of the price book, which `price: NAME` is short for."""
+
+    name: str | None = Field(default=None, min_length=1, max_length=200)
+    input: Dollars | None = None
+    output: Dollars | None = None
+    cache_read: Dollars | None = None
+    cache_write: Dollars | None = None
+    source: str = Field(default="settings", min_length=1, max_length=200)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.name is None) == (not self.rates()):
+            raise ValueError("must be a name in the price book, or input and output in dollars per million tokens")
+        return self
+
+    def rates(self) -> dict[Meter, Decimal]:
+        """What is priced here."""
+        rates = {
+            Meter.INPUT: self.input,
+            Meter.OUTPUT: self.output,
+            Meter.CACHE_READ: self.cache_read,
+            Meter.CACHE_WRITE: self.cache_write,
+        }
+        return {meter: rate for meter, rate in rates.items() if rate is not None}
+
+
+def _price(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class MicrobatchSettings(Section):
+    """Jobs that go out together: at `size`, or after `wait_s`."""
+
+    size: Whole = Field(default=16, ge=1, le=1000)
+    wait_s: Number = Field(default=0.01, ge=0, le=60)
+
+
+class DeploymentSettings(Section):
+    """One model on one backend."""
+
+    backend: Literal["gpu", "echo", "bedrock", "sagemaker"]
+    model: str = Field(min_length=1, max_length=300)
+    tier: Tier
+    url: ServerUrl = Field(default="", max_length=2000)
+    api_key: Secret | None = None
+    modalities: Annotated[tuple[Modality, ...], Listed] = Field(
+        default=(Modality.TEXT,), min_length=1, max_length=len(Modality)
+    )
+    window: Whole = Field(default=8192, ge=16, le=100_000_000)
+    max_output: Whole = Field(default=1024, ge=1, le=10_000_000)
+    limits: LimitSettings = LimitSettings()
+    timeouts: TimeoutSettings = TimeoutSettings()
+    price: Annotated[PriceSettings | None, BeforeValidator(_price)] = None
+    microbatch: MicrobatchSettings = MicrobatchSettings()
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        if self.backend == "gpu" and not self.url:
+            raise ValueError("a gpu deployment needs its server's url, such as http://127.0.0.1:8000/v1")
+        return self
+
+
+class Settings(Section):
+    """Everything. The defaults start the embedded gateway with one tenant; `load` makes one from file and variables."""
+
+    log: LogUrl = "streams:"
+    redis: RedisUrl = Field(default="embedded", repr=False)
+    data: Path = Path("pointsman-data")
+    objects: ObjectUrl = "file:"
+    kafka: KafkaSettings = KafkaSettings()
+    http: HttpSettings = HttpSettings()
+    board: BoardSettings = BoardSettings()
+    worker: WorkerSettings = WorkerSettings()
+    sweeper: SweeperSettings = SweeperSettings()
+    pod_grace_s: Number = Field(default=360.0, ge=1, le=7200)
+    routing: RoutingSettings = RoutingSettings()
+    tenants: Mapping[TenantName, TenantSettings] = Field(
+        default_factory=lambda: {"default": TenantSettings()}, min_length=1, max_length=10_000
+    )
+    deployments: Mapping[DeploymentName, DeploymentSettings] = Field(default_factory=dict, max_length=500)
+    prices: Path | None = None
+
+    _book: PriceBook = PrivateAttr(default_factory=pricebook.builtin)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether Pointsman starts its own Redis."""
+        return self.redis == "embedded"
+
+    @property
+    def kafka_servers(self) -> tuple[str, ...]:
+        """host:port of each broker to ask first; none when the log is Redis Streams."""
+        return tuple(self.log.removeprefix("kafka://").split(",")) if self.log.startswith("kafka://") else ()
+
+    @property
+    def price_book(self) -> PriceBook:
+        """The shipped book, with the operator's own entries over it."""
+        return self._book
+
+    def tenants_by_name(self) -> dict[str, Tenant]:
+        """The tenants as the policies know them."""
+        return {name: _tenant(name, tenant) for name, tenant in self.tenants.items()}
+
+    def deployments_by_name(self) -> dict[str, Deployment]:
+        """The deployments as the policies know them. An unknown price is None."""
+        return {name: self._deployment(name, deployment) for name, deployment in self.deployments.items()}
+
+    def secret_for(self, deployment: str) -> str | None:
+        """The key that the deployment's server wants."""
+        found = self.deployments.get(deployment)
+        return found.api_key.get_secret_value() if found is not None and found.api_key is not None else None
+
+    def with_deployment(self, name: str, values: Mapping[str, object]) -> "Settings":
+        """With one more deployment, or another one in its place, checked like the file's. Raises `SettingsError`."""
+        try:
+            part = Settings.model_validate({"deployments": {name: values}})
+        except ValidationError as error:
+            raise SettingsError(*_faults(error, {}, "command line")) from None
+        return self.model_copy(update={"deployments": {**self.deployments, **part.deployments}})
+
+    def _with_prices(self, folder: Path) -> "Settings":
+        if self.prices is not None:
+            path = folder / self.prices
+            try:
+                self._book = self._book.overlaid(pricebook.parse(_text(path), name=str(path)))
+            except PriceBookError as error:
+                raise SettingsError(str(error)) from error
+        return self
+
+    def _deployment(self, name: str, deployment: DeploymentSettings) -> Deployment:
+        timeouts = deployment.timeouts
+        return Deployment(
+            name=name,
+            backend=deployment.backend,
+            model=deployment.model,
+            tier=deployment.tier,
+            url=deployment.url,
+            modalities=frozenset(deployment.modalities),
+            window=deployment.window,
+            max_output=deployment.max_output,
+            limits=deployment.limits.limits(),
+            timeouts=Timeouts(timeouts.connect_s, timeouts.first_token_s, timeouts.read_s, timeouts.total_s),
+            price=self._price_of(deployment.price),
+            microbatch_size=deployment.microbatch.size,
+            microbatch_wait_s=deployment.microbatch.wait_s,
+        )
+
+    def _price_of(self, price: PriceSettings | None) -> Price | None:
+        if price is None:
+            return None
+        if price.name is not None:
+            return self._book.find(price.name)
+        return Price(price.rates(), price.source)
+
+
+def _tenant(name: str, tenant: TenantSettings) -> Tenant:
+    return Tenant(
+        name=name,
+        limits=tenant.limits.limits(),
+        deployments=None if tenant.deployments is None else frozenset(tenant.deployments),
+        aliases=dict(tenant.aliases),
+        max_unfinished=tenant.max_unfinished,
+        deadline_s=tenant.deadline_s,
+        result_ttl_s=tenant.result_ttl_s,
+        max_result_ttl_s=tenant.max_result_ttl_s,
+        reruns_allowed=tenant.reruns == "allow",
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > settings_file.LARGEST_FILE:
+            raise SettingsError(f"{path}: is larger than {settings_file.LARGEST_FILE} bytes")
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: is not UTF-8") from error
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _with(values: Mapping[str, object], path: KeyPath, value: str) -> dict[str, object]:
+    """The values with one changed; what is in the way of the path gives way."""
+    first, *rest = path
+    if not rest:
+        return {**values, str(first): value}
+    inner = values.get(str(first))
+    return {**values, str(first): _with(inner if isinstance(inner, Mapping) else {}, tuple(rest), value)}
+
+
+def _faults(error: ValidationError, origins: Mapping[KeyPath, str], name: str) -> list[Fault]:
+    faults = []
+    for details in error.errors(include_url=False, include_input=False):
+        path = details["loc"]
+        if details["type"] == "value_error" and path[-1] == "[key]":  # pydantic's mark for what is wrong with a name
+            path = path[:-1]
+        nearest = next((origins[path[:end]] for end in range(len(path), 0, -1) if path[:end] in origins), name)
+        faults.append(Fault(nearest, dotted(path), _problem(details, path)))
+    return sorted(faults, key=_line)
+
+
+def _line(fault: Fault) -> int:
+    line = fault.where.rpartition(":")[2]
+    return int(line) if line.isdecimal() else 0
+
+
+def _problem(details: ErrorDetails, path: KeyPath) -> str:
+    """What is expected, without a word of what is there."""
+    context = details.get("ctx", {})
+    match details["type"]:
+        case "extra_forbidden":
+            hint = settings_env.suggestion(str(path[-1]), settings_env.known_at(Settings, path[:-1]), Settings)
+            return f"unknown setting; {hint}"
+        case "missing":
+            return "is missing"
+        case "value_error":
+            return str(context["error"])
+        case "literal_error" | "enum":
+            return f"must be {context['expected']}"
+        case "model_type" | "model_attributes_type" | "dict_type" | "mapping_type":
+            return "must be a section with settings of its own"
+        case "string_type" | "path_type":
+            return "must be text; put it in quotes"
+        case "tuple_type":
+            return "must be a list"
+        case "number" | "finite_number" | "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            return _number(settings_env.field_at(Settings, path))
+        case kind if kind.startswith(("int_", "float_")):
+            return _number(settings_env.field_at(Settings, path))
+        case _:
+            return re.sub(r"^(\w+) should", "must", details["msg"])
+
+
+def _number(field: FieldInfo | None) -> str:
+    """The kind and bounds of a number, as text."""
+    if field is None:
+        return "must be a number"
+    bounds = []
+    for bound in field.metadata:
+        match bound:
+            case Ge(ge):
+                bounds.append(f"at least {ge}")
+            case Gt(gt):
+                bounds.append(f"more than {gt}")
+            case Le(le):
+                bounds.append(f"at most {le}")
+    kind = "a whole number" if "int" in str(field.annotation) else "a number"
+    return " ".join([f"must be {kind}", " and ".join(bounds)]).rstrip()

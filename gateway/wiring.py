@@ -1,0 +1,236 @@
+"""Opens what the settings ask for, and closes it in reverse order. The only place that names an adapter."""
+
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from gateway.settings import Settings, SettingsError
+from policies.deployments import Deployment
+from policies.keys import ApiKeys
+from policies.quota import Quotas
+from policies.scripts import Scripts
+from policies.tenants import Tenant
+from router import topics
+from router.board import Board
+from router.log import Log
+from router.log_streams import StreamsLog
+from router.outbox import Outbox
+from router.payloads import Payloads
+from router.wakeups import Wakeups
+
+if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it counts when four of them start at once
+    from consumers.backend import Backend
+    from consumers.sweeper import Sweeper
+    from consumers.worker import Worker
+    from gateway.services import Services
+
+CONNECTIONS = 64
+ONE_MORE_DAY_S = 86_400.0
+GROUP = "workers"
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What every process has open."""
+
+    settings: Settings
+    redis: Redis
+    log: Log
+    board: Board
+    quotas: Quotas
+    payloads: Payloads
+    outbox: Outbox
+    keys: ApiKeys
+    tenants: dict[str, Tenant]
+    deployments: dict[str, Deployment]
+    trim: Callable[[], Awaitable[None]] | None
+
+
+@asynccontextmanager
+async def core(settings: Settings) -> AsyncGenerator[Core]:
+    """Redis, the log and all that stands on them. `settings.redis` must be a URL."""
+    async with AsyncExitStack() as opened:
+        redis = await opened.enter_async_context(open_redis(settings))
+        log = await opened.enter_async_context(open_log(settings, redis))
+        scripts = Scripts(redis, replicas=settings.board.replicas)
+        deployments = settings.deployments_by_name()
+        board = Board(scripts, tombstone_s=settings.kafka.retention_s + ONE_MORE_DAY_S)
+        quotas = Quotas(scripts)
+        yield Core(
+            settings=settings,
+            redis=redis,
+            log=log,
+            board=board,
+            quotas=quotas,
+            payloads=Payloads.open(_objects_url(settings)),
+            outbox=Outbox(board, log, quotas, deployments),
+            keys=ApiKeys(redis),
+            tenants=settings.tenants_by_name(),
+            deployments=deployments,
+            trim=_trim(log, settings) if isinstance(log, StreamsLog) else None,
+        )
+
+
+def open_redis(settings: Settings) -> Redis:
+    """A client whose calls end within the settings' time-out. Closes itself as a context manager."""
+    if settings.is_embedded:
+        raise SettingsError("redis: embedded is for `pointsman up`, which starts it. Give a URL: redis://host:6379/0")
+    timeout = settings.board.socket_timeout_s
+    pool = BlockingConnectionPool.from_url(
+        settings.redis,
+        max_connections=CONNECTIONS,
+        timeout=timeout,
+        socket_timeout=timeout,
+        socket_connect_timeout=timeout,
+        retry=Retry(NoBackoff(), 1),  # for a connection that was closed meanwhile
+    )
+    return Redis.from_pool(pool)
+
+
+def open_log(settings: Settings, redis: Redis) -> AbstractAsyncContextManager[Log]:
+    """The log that the settings name."""
+    kafka = settings.kafka
+    if not settings.kafka_servers:
+        return nullcontext(StreamsLog(redis, prefix=kafka.prefix))
+    from router.log_kafka import KafkaLog, Security  # the embedded start needs no Kafka client
+
+    security = None
+    if kafka.security != "plaintext":
+        security = Security(
+            protocol=kafka.security.upper(),
+            ssl_context=ssl.create_default_context(cafile=kafka.ca_file) if kafka.security.endswith("ssl") else None,
+            mechanism=kafka.mechanism,
+            username=kafka.username or None,
+            password=kafka.password.get_secret_value() if kafka.password else None,
+        )
+    return KafkaLog.connect(
+        ",".join(settings.kafka_servers),
+        prefix=kafka.prefix,
+        partitions=kafka.partitions,
+        replication=kafka.replication,
+        retention_s=kafka.retention_s,
+        security=security,
+    )
+
+
+def services(core: Core, wakeups: Wakeups) -> "Services":
+    """What the HTTP process works with."""
+    from gateway.accept import Desk
+    from gateway.delivery import Delivery
+    from gateway.metrics import Metrics
+    from gateway.reading import Inflight
+    from gateway.services import Services
+
+    http = core.settings.http
+    inflight = Inflight(most_requests=http.max_in_flight, most_bytes=http.max_in_flight_bytes)
+    return Services(
+        keys=core.keys,
+        desk=Desk(
+            board=core.board,
+            log=core.log,
+            quotas=core.quotas,
+            payloads=core.payloads,
+            tenants=core.tenants,
+            deployments=core.deployments,
+            threshold=core.settings.routing.threshold,
+        ),
+        board=core.board,
+        outbox=core.outbox,
+        delivery=Delivery(core.board, wakeups, core.payloads, most=http.max_in_flight),
+        log=core.log,
+        tenants=core.tenants,
+        deployments=core.deployments,
+        http=http,
+        inflight=inflight,
+        metrics=Metrics(inflight),
+    )
+
+
+def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistry) -> "Worker":
+    """A worker for one backend."""
+    from consumers.attempt import Attempt
+    from consumers.meters import WorkerMeters
+    from consumers.worker import Bounds, Worker
+
+    settings = core.settings.worker
+    return Worker(
+        log=core.log,
+        topics=topics.for_backend(name, core.deployments),
+        group=f"{GROUP}.{name}",
+        attempt=Attempt(
+            board=core.board,
+            outbox=core.outbox,
+            quotas=core.quotas,
+            payloads=core.payloads,
+            wakeups=Wakeups(core.redis, role="worker"),
+            backend=backend,
+            deployments=core.deployments,
+            tenants=core.tenants,
+            retries=settings.retry_rule(),
+            lease_s=settings.lease_s,
+            most_deliveries=settings.max_deliveries,
+        ),
+        deployments=core.deployments,
+        bounds=Bounds(
+            look_ahead=settings.look_ahead,
+            look_ahead_bytes=settings.look_ahead_bytes,
+            slots=settings.concurrency,
+            drain_s=settings.drain_s,
+        ),
+        meters=WorkerMeters(registry),
+    )
+
+
+@asynccontextmanager
+async def open_backend(settings: Settings, name: str) -> AsyncGenerator["Backend"]:
+    """The backend of that name. A client library is loaded only by the worker that needs it."""
+    match name:
+        case "gpu":
+            from consumers.backend_gpu import GpuBackend
+
+            secrets = {deployment: settings.secret_for(deployment) for deployment in settings.deployments}
+            async with GpuBackend.open(secrets) as backend:
+                yield backend
+        case "echo":
+            from consumers.backend_echo import EchoBackend
+
+            yield EchoBackend()
+        case _:
+            raise SettingsError(f"there is no backend {name!r} in this version; there are gpu and echo")
+
+
+def sweeper(core: Core) -> "Sweeper":
+    """A sweeper for all tenants."""
+    from consumers.sweeper import Sweeper
+
+    return Sweeper(
+        board=core.board,
+        outbox=core.outbox,
+        tenants=tuple(core.tenants),
+        lease_s=core.settings.worker.lease_s,
+        trim=core.trim,
+        every_s=core.settings.sweeper.interval_s,
+    )
+
+
+def _objects_url(settings: Settings) -> str:
+    if settings.objects == "file:":
+        return f"file://{(settings.data / 'objects').resolve()}"
+    return settings.objects
+
+
+def _trim(log: StreamsLog, settings: Settings) -> Callable[[], Awaitable[None]]:
+    async def trim() -> None:
+        for topic in await log.topics():
+            is_lane = topic not in topics.FIXED
+            kept_s = settings.kafka.retention_s
+            await log.trim(topic, 0.0 if is_lane else kept_s, unread_s=None if is_lane else kept_s)
+
+    return trim

@@ -1,0 +1,67 @@
+"""What can run a job: deployments, their limits and what they can do."""
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+
+from policies.pricing import Price
+
+
+class Tier(StrEnum):
+    """Which size of model a job needs."""
+
+    LIGHT = "light"
+    HEAVY = "heavy"
+
+
+class Modality(StrEnum):
+    """What a job carries or wants."""
+
+    TEXT = "text"
+    IMAGE = "image"
+    DOCUMENT = "document"
+    AUDIO = "audio"
+    VIDEO = "video"
+    EMBEDDING = "embedding"
+    SPEECH = "speech"
+    IMAGE_GENERATION = "image_generation"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may be used at most; None is no limit. A bucket holds `burst_s` seconds' worth of its rate."""
+
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    concurrency: int | None = None
+    usd_per_month: Decimal | None = None
+    burst_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds, for one call: each is longer than the one before it."""
+
+    connect: float = 5.0
+    first_token: float = 60.0
+    read: float = 90.0  # between two pieces of an answer
+    total: float = 300.0  # the whole attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One model on one backend. `model` is its name there; `window` and `max_output` are tokens."""
+
+    name: str
+    backend: str
+    model: str
+    tier: Tier
+    url: str = ""
+    modalities: frozenset[Modality] = frozenset({Modality.TEXT})
+    window: int = 8192
+    max_output: int = 1024
+    limits: Limits = field(default_factory=Limits)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    price: Price | None = None
+    microbatch_size: int = 16
+    microbatch_wait_s: float = 0.01

@@ -1,0 +1,1 @@
+return quota_renew(KEYS, ARGV, quota_now())

@@ -1,0 +1,1 @@
+return quota_reserve(KEYS, ARGV, quota_now())

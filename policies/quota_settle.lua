@@ -1,0 +1,1 @@
+return quota_settle(KEYS, ARGV, quota_now())

@@ -1,0 +1,134 @@
+"""Redis scripts, with the calls of many tasks in one round trip."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha1
+from importlib.resources import files
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+QUEUE_LIMIT = 20_000  # calls waiting for their turn; far above what any process has in flight
+AT_ONCE = 256  # calls in one round trip
+
+
+class BoardUnavailableError(Exception):
+    """Redis did not answer in time. The script may have run: every script of ours may run twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script and the SHA-1 that Redis knows it by."""
+
+    name: str
+    text: str
+    sha: str
+
+    @classmethod
+    def load(cls, package: str, *names: str, before: str = "") -> "Script":
+        """The files `names` (without `.lua`) of `package`, joined: the last one is the script, the others its functions.
+
+        `before` is the text of functions from elsewhere, put in front.
+        """
+        parts = [files(package).joinpath(f"{name}.lua").read_text(encoding="utf-8") for name in names]
+        text = "\n".join([before, *parts] if before else parts)
+        return cls(names[-1], text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+Value = str | bytes | int | float
+
+
+@dataclass(slots=True)
+class _Call:
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[Value]
+    durable: bool
+    answer: asyncio.Future[object]
+
+
+class Scripts:
+    """Runs scripts. Calls made while a round trip is under way share the next one.
+
+    `replicas` is how many replicas must have a durable call before it returns (Redis' WAIT, on the
+    same connection); 0 leaves durability to the server's append-only file.
+    """
+
+    def __init__(self, redis: "Redis", *, replicas: int = 0, wait_ms: int = 1000) -> None:
+        self.redis = redis
+        self._replicas = replicas
+        self._wait_ms = wait_ms
+        self._waiting: deque[_Call] = deque()
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value], *, durable: bool = False) -> object:
+        """What the script returns, strings as bytes. Raises `BoardUnavailableError`."""
+        if len(self._waiting) >= QUEUE_LIMIT:
+            raise BoardUnavailableError(f"more than {QUEUE_LIMIT} calls wait for Redis")
+        loop = asyncio.get_running_loop()
+        call = _Call(script, keys, args, durable, loop.create_future())
+        self._waiting.append(call)
+        if self._flusher is None or self._flusher.done():
+            self._flusher = loop.create_task(self._flush())
+        return await call.answer
+
+    async def _flush(self) -> None:
+        while self._waiting:
+            calls = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+            try:
+                answers = await self._round_trip(calls)
+            except (RedisError, OSError, TimeoutError) as error:
+                failed = BoardUnavailableError(f"Redis did not answer: {type(error).__name__}")
+                answers = [failed] * len(calls)
+            except BaseException:
+                for call in calls:
+                    call.answer.cancel()
+                raise
+            for call, answer in zip(calls, answers, strict=True):
+                if call.answer.done():
+                    continue  # its caller was cancelled
+                if isinstance(answer, Exception):
+                    call.answer.set_exception(answer)
+                else:
+                    call.answer.set_result(answer)
+
+    async def _round_trip(self, calls: Sequence[_Call]) -> list[object]:
+        answers = await self._pipeline(calls)
+        unknown = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if unknown:  # Redis was restarted or flushed
+            for script in {calls[index].script for index in unknown}:
+                await self.redis.script_load(script.text)
+            again = await self._pipeline([calls[index] for index in unknown])
+            for index, answer in zip(unknown, again, strict=True):
+                answers[index] = answer
+        return [_classified(answer) for answer in answers]
+
+    async def _pipeline(self, calls: Sequence[_Call]) -> list[object]:
+        pipeline = self.redis.pipeline(transaction=False)
+        for call in calls:
+            pipeline.evalsha(call.script.sha, len(call.keys), *call.keys, *call.args)
+        waits = self._replicas > 0 and any(call.durable for call in calls)
+        if waits:
+            pipeline.execute_command("WAIT", self._replicas, self._wait_ms)
+        answers: list[object] = await pipeline.execute(raise_on_error=False)
+        if waits:
+            reached = answers.pop()
+            if not isinstance(reached, int) or reached < self._replicas:
+                late = BoardUnavailableError(f"only {reached} of {self._replicas} replicas confirmed in time")
+                answers = [late if call.durable else answer for call, answer in zip(calls, answers, strict=True)]
+        return answers
+
+
+def _classified(answer: object) -> object:
+    """A lost connection inside a pipeline, or a server that loads or is read-only, is "unavailable"; a bug stays a bug."""
+    if isinstance(answer, ResponseError) and not _is_passing(answer):
+        return answer
+    if isinstance(answer, RedisError):
+        return BoardUnavailableError(f"Redis did not answer: {type(answer).__name__}")
+    return answer
+
+
+def _is_passing(error: ResponseError) -> bool:
+    return str(error).split(" ", 1)[0] in {"LOADING", "BUSY", "READONLY", "MASTERDOWN", "MISCONF", "OOM", "NOREPLICAS"}

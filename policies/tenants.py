@@ -1,0 +1,21 @@
+"""Who pays, and what they may do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from policies.deployments import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant's policy. Seconds; `aliases` maps a model name of the tenant's to a deployment or `auto...`."""
+
+    name: str
+    limits: Limits = field(default_factory=Limits)
+    deployments: frozenset[str] | None = None  # None: all
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    max_unfinished: int = 100_000
+    deadline_s: float = 86_400.0
+    result_ttl_s: float = 86_400.0
+    max_result_ttl_s: float = 604_800.0
+    reruns_allowed: bool = True

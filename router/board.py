@@ -1,0 +1,443 @@
+"""The state of every job, in Redis: who runs it, what became of it. Each change is one script.
+
+Keys of a tenant carry `{t:<tenant>}` and so share a slot. All moments come from Redis' own clock.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import cast
+
+from policies.pricing import ChargeLine, picodollars, total
+from policies.scripts import Script, Scripts, Value
+from router import envelope, ledger
+from router.job import Job, JobState, Payload
+
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The job is on the board; it counts once the log has it and `confirm` was called."""
+
+    created_at: float
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """This idempotency key already made this job, from the same body."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReused:
+    """This idempotency key already made a job from another body."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFull:
+    """The tenant has as many unfinished jobs as it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The claim holds: run the job, within `seconds_left`. `open_attempt` is one whose owner died in it; it may have cost."""
+
+    attempts: int
+    open_attempt: int | None
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled(Run):
+    """The claim holds; conclude the job as cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expired(Run):
+    """The claim holds; conclude the job as expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Somebody else runs it, for `seconds` at least."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Nothing to run."""
+
+    state: JobState
+
+
+Claim = Run | Cancelled | Expired | Busy | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Make the upstream call now."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Somebody else owns the job, or it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """Do not start; conclude the job as cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyDeliveries:
+    """This job took its process with it each time so far."""
+
+    deliveries: int
+
+
+Start = Started | Lost | CancelRequested | TooManyDeliveries
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """What an attempt used, to be charged. `settle` are the keys and arguments of its tenant quota's settle."""
+
+    attempt: int
+    microbatch: str
+    lines: tuple[ChargeLine, ...]
+    tokens: int
+    settle: tuple[Sequence[str], Sequence[Value]] = ((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """How a job ended. A large result lies at `result_at`. `usage` and `error` are JSON-ready, as clients see them."""
+
+    state: JobState
+    event: str
+    attempted: Attempted | None = None
+    result: bytes = b""
+    result_at: Payload | None = None
+    usage: Mapping[str, object] | None = None
+    error: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as the board knows it now."""
+
+    job: Job
+    state: JobState
+    attempts: int
+    started_at: float | None
+    finished_at: float | None
+    error: Mapping[str, object] | None
+    usage: Mapping[str, object] | None
+    result: bytes | None
+    result_at: Payload | None
+    charges: tuple[ChargeLine, ...]
+    microbatch: str | None
+
+    @classmethod
+    def of(cls, job: Job, state: JobState) -> "JobView":
+        """A job that was just accepted."""
+        return cls(job, state, 0, None, None, None, None, None, None, (), None)
+
+    @property
+    def usd(self) -> Decimal | None:
+        """Dollars so far; None when a line has no price."""
+        return total(self.charges)
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEntry:
+    """Something that waits to be on the log: an event, or the charge lines of an attempt (JSON text)."""
+
+    field: str
+    at: float
+    text: str
+
+    @property
+    def is_event(self) -> bool:
+        """Whether this is the job's terminal event; otherwise it is an attempt's charge lines."""
+        return self.field.endswith(":event")
+
+
+class Board:
+    """The board. Every method raises `BoardUnavailableError`; every method may run twice with the same effect.
+
+    `tombstone_s`: how long a terminal state is kept at least; longer than any topic's retention.
+    """
+
+    def __init__(self, scripts: Scripts, *, tombstone_s: float = 4 * 86_400.0) -> None:
+        self._scripts = scripts
+        self._keep_ms = int(tombstone_s * 1000)
+        self._accept = _script("accept")
+        self._confirm = _script("confirm")
+        self._reject = _script("reject")
+        self._claim = _script("claim")
+        self._start = _script("start")
+        self._renew = _script("renew")
+        self._release = _script("release")
+        self._close = _settling_script("close")
+        self._finish = _settling_script("finish")
+        self._end = _script("end")
+        self._view = _script("view")
+        self._page = _script("page")
+        self._delete = _script("delete")
+        self._chunks = _script("chunks")
+        self._chunks_after = _script("chunks_after")
+        self._outbox = _script("outbox")
+        self._published = _script("published")
+        self._sweep = _script("sweep")
+
+    async def accept(
+        self, job: Job, *, deadline_s: float, idempotency: tuple[str, str] | None, most_unfinished: int, channel: str = ""
+    ) -> Accepted | Same | KeyReused | QueueFull:
+        """Write a job as `accepting`. `idempotency` is a digest of the key and one of the body; `channel` watches it."""
+        key, body = idempotency or ("", "")
+        fields = [*_fields(job), "watchers", channel] if channel else _fields(job)
+        kept_ms = int((deadline_s + job.result_ttl_s) * 1000)
+        answer = await self._run(
+            self._accept, job.tenant, job.id, key, body, int(deadline_s * 1000), kept_ms, most_unfinished, *fields
+        )
+        match cast("list[bytes]", answer):
+            case [b"accepted", created, expires]:
+                return Accepted(int(created) / 1000, int(expires) / 1000)
+            case [b"same", known]:
+                return Same(known.decode())
+            case [b"reused", known]:
+                return KeyReused(known.decode())
+        return QueueFull()
+
+    async def confirm(self, tenant: str, job_id: str) -> JobState:
+        """The log has it. Returns the state that holds now."""
+        return _state(await self._run(self._confirm, tenant, job_id, durable=True))
+
+    async def reject(self, tenant: str, job_id: str) -> JobState:
+        """The log did not confirm. Returns `rejected`, or the state of a job that was claimed all the same."""
+        return _state(await self._run(self._reject, tenant, job_id, self._keep_ms))
+
+    async def claim(self, job: Job, owner: str, *, lease_s: float) -> Claim:
+        """Take the run lease. `owner` begins with the channel on which a cancel reaches it, then `|`.
+
+        A job that the board has lost is written anew from its record.
+        """
+        lease_ms = int(lease_s * 1000)
+        answer = cast("list[bytes]", await self._run(self._claim, job.tenant, job.id, owner, lease_ms))
+        if answer[0] == b"missing":
+            created, expires = int(job.created_at * 1000), int(job.expires_at * 1000)
+            seed = [*_fields(job), "created", created, "expires", expires]
+            answer = cast("list[bytes]", await self._run(self._claim, job.tenant, job.id, owner, lease_ms, *seed))
+        match answer:
+            case [b"busy", left]:
+                return Busy(int(left) / 1000)
+            case [b"finished", state, _]:
+                return Finished(JobState(state.decode()))
+        kind = {b"run": Run, b"cancelled": Cancelled, b"expired": Expired}[answer[0]]
+        return kind(int(answer[1]), int(answer[2]) if answer[2] else None, int(answer[3]) / 1000)
+
+    async def start(self, job: Job, owner: str, *, most_deliveries: int, microbatch: str) -> Start:
+        """Count a delivery and open an attempt; the upstream call comes next."""
+        answer = await self._run(
+            self._start, job.tenant, job.id, _name(job), owner, most_deliveries, microbatch, durable=True
+        )
+        match cast("list[bytes | int]", answer):
+            case [b"started", attempt]:
+                return Started(int(attempt))
+            case [b"dead", deliveries]:
+                return TooManyDeliveries(int(deliveries))
+            case [b"cancelled"]:
+                return CancelRequested()
+        return Lost()
+
+    async def renew(self, job: Job, owner: str, *, lease_s: float) -> CancelRequested | Lost | None:
+        """Keep the lease; None when all is well."""
+        answer = cast("list[int]", await self._run(self._renew, job.tenant, job.id, owner, int(lease_s * 1000)))
+        if answer == [0]:
+            return Lost()
+        return CancelRequested() if answer[1] else None
+
+    async def release(self, job: Job, owner: str, *, undo_delivery: bool) -> None:
+        """Give the lease back so that the next owner need not wait for its end."""
+        await self._run(self._release, job.tenant, job.id, owner, int(undo_delivery))
+
+    async def close_attempt(self, job: Job, attempted: Attempted) -> float:
+        """Charge an attempt that did not conclude the job: failed, cut off, lost with its process, or late. Says when."""
+        keys, arguments = attempted.settle
+        answer = await self._run(self._close, job.tenant, job.id, *_charge(job, attempted), *arguments, keys=keys, durable=True)
+        return int(cast(bytes, answer)) / 1000
+
+    async def finish(self, job: Job, owner: str, conclusion: Conclusion) -> float | None:
+        """Conclude the job, once, and say when. None when it was over already or is somebody else's: nothing was written."""
+        keys, arguments = conclusion.attempted.settle if conclusion.attempted else ((), ())
+        fields: list[Value] = []
+        if conclusion.usage is not None:
+            fields += ["usage", json.dumps(conclusion.usage)]
+        if conclusion.error is not None:
+            fields += ["error", json.dumps(conclusion.error)]
+        if conclusion.result_at is not None:
+            fields += ["result_at", envelope.payload_text(conclusion.result_at)]
+        answer = await self._run(
+            self._finish,
+            job.tenant,
+            job.id,
+            _name(job),
+            owner,
+            conclusion.state,
+            conclusion.event,
+            self._keep_ms,
+            *(_charge(job, conclusion.attempted) if conclusion.attempted else [""] * 7),
+            len(fields) // 2,
+            *fields,
+            conclusion.result,
+            *arguments,
+            keys=keys,
+            durable=True,
+        )
+        match cast("list[bytes]", answer):
+            case [b"finished", at]:
+                return int(at) / 1000
+        return None
+
+    async def cancel(self, tenant: str, job_id: str, event: str) -> JobState | None:
+        """Ask for a job's end. One that nobody runs ends here, with `event`; one that runs ends through its owner."""
+        return await self._end_unowned(tenant, job_id, "cancel", event)
+
+    async def expire(self, tenant: str, job_id: str, event: str) -> JobState | None:
+        """End a job that nobody runs and whose deadline is over."""
+        return await self._end_unowned(tenant, job_id, "expire", event)
+
+    async def view(self, tenant: str, job_id: str, *, channel: str = "") -> JobView | None:
+        """The job as it is now. With a channel, that is woken at every further change."""
+        answer = await self._run(self._view, tenant, job_id, channel)
+        if not answer:
+            return None
+        pairs, result = cast("tuple[list[bytes], bytes | None]", answer)
+        return _view(tenant, job_id, pairs, result)
+
+    async def page(self, tenant: str, *, states: Sequence[JobState], limit: int, after: str) -> list[JobView]:
+        """Jobs, newest first, after that id ("" is the start), in one of these states (none given: any). No results."""
+        rows = cast(
+            "list[tuple[bytes, list[bytes]]]", await self._run(self._page, tenant, after, limit, ",".join(states))
+        )
+        return [_view(tenant, job_id.decode(), pairs, None) for job_id, pairs in rows]
+
+    async def delete(self, tenant: str, job_id: str) -> JobState | None:
+        """Forget a finished job. Returns its state: one that is not terminal was left alone. None: no such job."""
+        answer = await self._run(self._delete, tenant, job_id)
+        return _state(answer) if answer else None
+
+    async def add_chunks(self, job: Job, owner: str, chunks: Sequence[bytes], *, ttl_s: float) -> bool:
+        """Pieces of a stream for those who wait; False when this owner no longer is the owner."""
+        ttl_ms = int(ttl_s * 1000)
+        return bool(await self._run(self._chunks, job.tenant, job.id, _name(job), owner, ttl_ms, *chunks))
+
+    async def chunks(self, tenant: str, job_id: str, after: str) -> tuple[str, list[bytes]]:
+        """Up to 500 pieces after a cursor ("0" is the start), and the next cursor."""
+        rows = cast("list[tuple[bytes, list[bytes]]]", await self._run(self._chunks_after, tenant, job_id, after))
+        return (rows[-1][0].decode() if rows else after), [values[1] for _, values in rows]
+
+    async def outbox(self, tenant: str, *, job_id: str = "", age_s: float = 0.0, most: int = 100) -> list[OutboxEntry]:
+        """What waits to be published, of one job or of any."""
+        flat = cast("list[bytes]", await self._run(self._outbox, tenant, job_id, int(age_s * 1000), most))
+        entries = []
+        for field, text in zip(flat[::2], flat[1::2], strict=True):
+            at, _, rest = text.decode().partition("\n")
+            entries.append(OutboxEntry(field.decode(), int(at) / 1000, rest))
+        return entries
+
+    async def published(self, tenant: str, fields: Sequence[str]) -> None:
+        """These entries are on the log."""
+        await self._run(self._published, tenant, "", *fields)
+
+    async def sweep(self, tenant: str, *, unpublished_s: float, lease_s: float, most: int) -> tuple[list[str], list[str]]:
+        """Stamp the tenant's leases as watched. Returns the ids never confirmed, and those past their deadline."""
+        answer = await self._run(self._sweep, tenant, "", int(unpublished_s * 1000), most, int(lease_s * 1000))
+        unpublished, overdue = cast("tuple[list[bytes], list[bytes]]", answer)
+        return [i.decode() for i in unpublished], [i.decode() for i in overdue]
+
+    async def ping(self) -> None:
+        """Return when the board answers."""
+        await self._run(self._view, "-", "-", "")
+
+    async def _end_unowned(self, tenant: str, job_id: str, mode: str, event: str) -> JobState | None:
+        answer = await self._run(
+            self._end, tenant, job_id, f"{tenant} {job_id}", mode, event, self._keep_ms, durable=True
+        )
+        return _state(answer) if answer else None
+
+    async def _run(
+        self, script: Script, tenant: str, job_id: str, *arguments: Value, keys: Sequence[str] = (), durable: bool = False
+    ) -> object:
+        prefix = f"{{t:{tenant}}}:"
+        return await self._scripts.run(
+            script, [f"{prefix}job:{job_id}", *keys], [prefix, job_id, *arguments], durable=durable
+        )
+
+
+def _script(name: str) -> Script:
+    return Script.load("router", "board_functions", f"board_{name}")
+
+
+def _settling_script(name: str) -> Script:
+    functions = Script.load("policies", "quota_functions").text
+    return Script.load("router", "board_functions", "board_settle", f"board_{name}", before=functions)
+
+
+def _name(job: Job) -> str:
+    return f"{job.tenant} {job.id}"
+
+
+def _fields(job: Job) -> list[Value]:
+    about = json.dumps(envelope.to_headers(job), ensure_ascii=False, separators=(",", ":"))
+    return ["about", about, "result_ttl", int(job.result_ttl_s * 1000)]
+
+
+def _charge(job: Job, attempted: Attempted) -> list[Value]:
+    usd = total(attempted.lines)
+    return [
+        attempted.attempt,
+        ledger.attempt_text(job, attempted.attempt, attempted.microbatch, attempted.lines, attempted.tokens),
+        "" if usd is None else picodollars(usd),
+        attempted.tokens,
+        job.route.deployment,
+        job.route.lane,
+        attempted.microbatch,
+    ]
+
+
+def _state(answer: object) -> JobState:
+    return JobState(cast(bytes, answer).decode())
+
+
+def _view(tenant: str, job_id: str, pairs: Sequence[bytes], result: bytes | None) -> JobView:
+    fields = {name.decode(): value for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
+    moments = {"created-ms": fields["created"].decode(), "deadline-ms": fields["expires"].decode()}
+    charged = sorted((int(name[8:]), text) for name, text in fields.items() if name.startswith("charged:"))
+    return JobView(
+        job=envelope.from_headers(json.loads(fields["about"]) | moments, b""),
+        state=JobState(fields["state"].decode()),
+        attempts=int(fields.get("attempts", b"0")),
+        started_at=_seconds(fields.get("started")),
+        finished_at=_seconds(fields.get("finished")),
+        error=json.loads(fields["error"]) if "error" in fields else None,
+        usage=json.loads(fields["usage"]) if "usage" in fields else None,
+        result=result,
+        result_at=envelope.payload_of(fields["result_at"].decode()) if "result_at" in fields else None,
+        charges=tuple(line for _, text in charged for line in ledger.lines_of(text)),
+        microbatch=fields["microbatch"].decode() if fields.get("microbatch") else None,
+    )
+
+
+def _seconds(value: bytes | None) -> float | None:
+    return None if value is None else int(value) / 1000

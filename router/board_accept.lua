@@ -1,0 +1,24 @@
+-- Write a new job as `accepting`, unless its idempotency key or the tenant's queue says otherwise.
+-- ARGV: prefix, id, idempotency name ('' is none), body hash, deadline ms, idempotency ttl ms, most unfinished, fields...
+local id, idem, hash = ARGV[2], ARGV[3], ARGV[4]
+local now = now_ms()
+if idem ~= '' then
+  local known = redis.call('GET', P .. 'idem:' .. idem)
+  if known then
+    local old, old_hash = string.match(known, '^(%S+) (%S+)$')
+    local state = redis.call('HGET', P .. 'job:' .. old, 'state')
+    if state and state ~= 'rejected' then
+      return {old_hash == hash and 'same' or 'reused', old}
+    end
+  end
+end
+if redis.call('ZCOUNT', P .. 'unfinished', whole(now), '+inf') >= tonumber(ARGV[7]) then return {'full', ''} end
+local expires = now + tonumber(ARGV[5])
+local fields = {'state', 'accepting', 'created', whole(now), 'expires', whole(expires)}
+for i = 8, #ARGV do fields[#fields + 1] = ARGV[i] end
+redis.call('HSET', KEYS[1], unpack(fields))
+redis.call('ZADD', P .. 'unfinished', whole(expires), id)
+redis.call('ZADD', P .. 'unpublished', whole(now), id)
+redis.call('ZADD', P .. 'jobs', 0, id)
+if idem ~= '' then redis.call('SET', P .. 'idem:' .. idem, id .. ' ' .. hash, 'PX', ARGV[6]) end
+return {'accepted', whole(now), whole(expires)}

@@ -1,0 +1,42 @@
+-- Take the run lease of a job for an owner.
+-- ARGV: prefix, id, owner, lease ms, then (only when the board had lost the job) the fields to write it anew.
+-- Returns {verdict, ...}: run|cancelled|expired attempts open-attempt ms-left; busy ms; finished state attempts; missing.
+local job, id, owner, lease_ms = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local now = now_ms()
+local h = redis.call('HMGET', job, 'state', 'owner', 'lease', 'cancel', 'expires', 'attempts', 'open')
+local state = h[1]
+if not state then
+  if #ARGV == 4 then return {'missing'} end
+  local fields = {'state', 'queued'}
+  for i = 5, #ARGV do fields[#fields + 1] = ARGV[i] end
+  redis.call('HSET', job, unpack(fields))
+  redis.call('ZADD', P .. 'jobs', 0, id)
+  h[5] = redis.call('HGET', job, 'expires')
+  redis.call('ZADD', P .. 'unfinished', h[5], id)
+  state = 'queued'
+end
+if TERMINAL[state] then return {'finished', state, h[6] or '0'} end
+local stamp = P .. 'stamp'
+if h[2] and h[2] ~= owner then
+  local left = tonumber(h[3]) - now
+  if left > 0 then return {'busy', whole(left)} end
+  -- The lease ran out. If this server stood still meanwhile, its owner gets one more lease to renew.
+  local s = redis.call('HMGET', stamp, 'at', 'grace')
+  local grace = tonumber(s[2] or 0)
+  if now - tonumber(s[1] or now) > 5000 then
+    grace = now + lease_ms
+    redis.call('HSET', stamp, 'grace', whole(grace))
+  end
+  redis.call('HSET', stamp, 'at', whole(now))
+  if grace > now then return {'busy', whole(grace - now)} end
+end
+redis.call('HSET', stamp, 'at', whole(now))
+redis.call('HSET', job, 'owner', owner, 'lease', whole(now + lease_ms))
+redis.call('ZADD', P .. 'running', whole(now + lease_ms), id)
+if state == 'accepting' then
+  redis.call('HSET', job, 'state', 'queued')
+  redis.call('ZREM', P .. 'unpublished', id)
+end
+local verdict = 'run'
+if h[4] then verdict = 'cancelled' elseif now >= tonumber(h[5]) then verdict = 'expired' end
+return {verdict, h[6] or '0', h[7] or '', whole(tonumber(h[5]) - now)}

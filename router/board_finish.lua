@@ -1,0 +1,21 @@
+-- Conclude a job: state, result, charges, event and the settle of the tenant's slot, all or nothing.
+-- ARGV: prefix, id, name, owner, state, event, keep ms, attempt ('' when none ran), lines, usd, tokens, deployment, lane,
+--   microbatch, fields (a count, then names and values), result, settle arguments...; KEYS[2..]: settle keys
+-- Returns {'finished', now ms} | {'already', state} | {'lost'}
+local job, id, name = KEYS[1], ARGV[2], ARGV[3]
+local h = redis.call('HMGET', job, 'state', 'owner', 'result_ttl')
+if h[1] and TERMINAL[h[1]] then return {'already', h[1]} end
+if not h[1] or h[2] ~= ARGV[4] then return {'lost'} end
+local now = now_ms()
+if ARGV[8] ~= '' then
+  local c = {attempt = ARGV[8], lines = ARGV[9], usd = ARGV[10], tokens = ARGV[11], deployment = ARGV[12], lane = ARGV[13], microbatch = ARGV[14], concluded = true}
+  charge(job, id, c, now)
+end
+local n = tonumber(ARGV[15])
+for i = 16, 14 + 2 * n, 2 do redis.call('HSET', job, ARGV[i], ARGV[i + 1]) end
+local result = ARGV[16 + 2 * n]
+if result ~= '' then redis.call('SET', P .. 'result:' .. id, result, 'PX', h[3]) end
+conclude(job, id, name, ARGV[5], ARGV[6], tonumber(ARGV[7]), tonumber(h[3]), now)
+redis.call('PEXPIRE', P .. 'chunks:' .. id, 60000)
+settle_rest(1, 16 + 2 * n)
+return {'finished', whole(now)}

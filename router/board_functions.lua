@@ -1,0 +1,78 @@
+-- Shared by the board's scripts. Moments are whole milliseconds since the epoch, on this server's clock.
+-- KEYS[1] is a key of the tenant's slot; every other key is ARGV[1], the tenant's prefix `{t:name}:`, and a name.
+
+local P = ARGV[1]
+local TERMINAL = {completed = true, failed = true, cancelled = true, expired = true, rejected = true}
+
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+-- Milliseconds to YYYY-MM-DD in the proleptic Gregorian calendar (os.date is not there).
+local function day_of(ms)
+  local z = math.floor(ms / 86400000) + 719468
+  local era = math.floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
+  local mp = math.floor((5 * doy + 2) / 153)
+  local day = doy - math.floor((153 * mp + 2) / 5) + 1
+  local month = mp < 10 and mp + 3 or mp - 9
+  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
+  return string.format('%04d-%02d-%02d', year, month, day)
+end
+
+-- Tell every process that watches this job; what they get is the job's name, `tenant id`.
+local function wake(job, name)
+  local watchers = redis.call('HGET', job, 'watchers')
+  if watchers then
+    for channel in string.gmatch(watchers, '[^,]+') do redis.call('PUBLISH', channel, name) end
+  end
+end
+
+-- Add to one row of a rollup.
+local function roll_up(key, prefix, c, ttl_ms)
+  redis.call('HINCRBY', key, prefix .. 'attempts', 1)
+  redis.call('HINCRBY', key, prefix .. 'tokens', c.tokens)
+  if c.usd == '' then
+    redis.call('HINCRBY', key, prefix .. 'unpriced', 1)
+  else
+    redis.call('HINCRBY', key, prefix .. 'usd', c.usd)
+  end
+  if c.concluded then redis.call('HINCRBY', key, prefix .. 'jobs', 1) end
+  redis.call('PEXPIRE', key, ttl_ms)
+end
+
+-- Charge an attempt, once whatever happens: its lines wait in the outbox, the rollups count it.
+-- c: attempt, lines (JSON), usd (picodollars as text, '' is unpriced), tokens, deployment, lane, microbatch, concluded
+local function charge(job, id, c, now)
+  if redis.call('HSETNX', job, 'charged:' .. c.attempt, c.lines) == 0 then return end
+  redis.call('HSET', P .. 'outbox', id .. ':' .. c.attempt, whole(now) .. '\n' .. c.lines)
+  roll_up(P .. 'costs:' .. day_of(now), c.deployment .. '|' .. c.lane .. '|', c, 35 * 86400000)
+  if c.microbatch ~= '' then
+    local key = P .. 'microbatch:' .. c.microbatch
+    redis.call('HSET', key, 'deployment', c.deployment, 'lane', c.lane, 'last', whole(now))
+    redis.call('HSETNX', key, 'first', whole(now))
+    roll_up(key, '', c, 8 * 86400000)
+    if redis.call('ZADD', P .. 'microbatches', 'NX', whole(now), c.microbatch) == 1 then
+      redis.call('ZREMRANGEBYRANK', P .. 'microbatches', 0, -10001)
+    end
+  end
+end
+
+-- Make a state final: nothing waits for this job any more, and its event waits in the outbox.
+local function conclude(job, id, name, state, event, keep_ms, result_ttl_ms, now)
+  redis.call('HSET', job, 'state', state, 'finished', whole(now), 'gone', whole(now + result_ttl_ms))
+  redis.call('HDEL', job, 'owner', 'lease', 'cancel', 'open')
+  redis.call('ZREM', P .. 'running', id)
+  redis.call('ZREM', P .. 'unfinished', id)
+  redis.call('ZREM', P .. 'unpublished', id)
+  redis.call('HSET', P .. 'outbox', id .. ':event', whole(now) .. '\n' .. event)
+  redis.call('PEXPIRE', job, math.max(keep_ms, result_ttl_ms))
+  wake(job, name)
+end

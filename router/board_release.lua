@@ -1,0 +1,11 @@
+-- Give the run lease back; the job waits again. An orderly exit takes its delivery back, too.
+-- ARGV: prefix, id, owner, give the delivery back (1 | 0). Returns 1 | 0
+local job = KEYS[1]
+if redis.call('HGET', job, 'owner') ~= ARGV[3] then return 0 end
+redis.call('HDEL', job, 'owner', 'lease', 'open')
+redis.call('HSET', job, 'state', 'queued')
+redis.call('ZREM', P .. 'running', ARGV[2])
+if ARGV[4] == '1' and tonumber(redis.call('HGET', job, 'deliveries') or 0) > 0 then
+  redis.call('HINCRBY', job, 'deliveries', -1)
+end
+return 1

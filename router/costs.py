@@ -1,0 +1,89 @@
+"""What was spent, from the board's rollups: exact sums of charge lines."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Any, Literal
+
+from redis.asyncio import Redis
+
+By = Literal["batch", "tenant", "deployment", "lane", "day"]
+DAYS_KEPT = 35
+MICROBATCHES_SHOWN = 1000
+
+
+@dataclass(slots=True)
+class Spent:
+    """One row. `usd` is what is priced; `unpriced` counts the attempts that have no price."""
+
+    name: str
+    jobs: int = 0
+    attempts: int = 0
+    tokens: int = 0
+    usd: Decimal = Decimal(0)
+    unpriced: int = 0
+    deployment: str = ""
+    seconds: float | None = None
+
+    @property
+    def retries(self) -> int:
+        """Attempts that did not conclude a job."""
+        return self.attempts - self.jobs
+
+    @property
+    def items_per_minute(self) -> float | None:
+        """Jobs a minute, where the row has a duration."""
+        return self.jobs * 60 / self.seconds if self.seconds else None
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Add a rollup's counters."""
+        self.jobs += counts.get("jobs", 0)
+        self.attempts += counts.get("attempts", 0)
+        self.tokens += counts.get("tokens", 0)
+        self.unpriced += counts.get("unpriced", 0)
+        self.usd += Decimal(counts.get("usd", 0)).scaleb(-12)
+
+
+async def spent(redis: "Redis", tenants: Iterable[str], *, by: By, days: Sequence[date]) -> list[Spent]:
+    """Rows by name. By batch: the newest microbatches of each tenant, whatever their day."""
+    rows: dict[str, Spent] = {}
+    for tenant in tenants:
+        if by == "batch":
+            await _add_microbatches(redis, tenant, rows)
+        else:
+            await _add_days(redis, tenant, rows, by, days)
+    return sorted(rows.values(), key=lambda row: row.name)
+
+
+async def _add_days(redis: "Redis", tenant: str, rows: dict[str, Spent], by: By, days: Sequence[date]) -> None:
+    for day in days:
+        counters: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+        for field, value in _decoded(await redis.hgetall(f"{{t:{tenant}}}:costs:{day.isoformat()}")).items():
+            deployment, lane, counter = field.split("|")
+            counters[deployment, lane][counter] = int(value)
+        for (deployment, lane), counts in counters.items():
+            name = {"tenant": tenant, "deployment": deployment, "lane": lane, "day": day.isoformat()}[by]
+            rows.setdefault(name, Spent(name)).add(counts)
+
+
+async def _add_microbatches(redis: "Redis", tenant: str, rows: dict[str, Spent]) -> None:
+    found: Any = await redis.zrevrange(f"{{t:{tenant}}}:microbatches", 0, MICROBATCHES_SHOWN - 1)
+    names = [name.decode() for name in found]
+    pipeline = redis.pipeline(transaction=False)
+    for name in names:
+        pipeline.hgetall(f"{{t:{tenant}}}:microbatch:{name}")
+    for name, fields in zip(names, await pipeline.execute(), strict=True):
+        text = _decoded(fields)
+        row = rows.setdefault(name, Spent(name))
+        row.deployment = text.pop("deployment", "")
+        text.pop("lane", None)
+        first, last = text.pop("first", None), text.pop("last", None)
+        if first and last and first != last:
+            row.seconds = max(row.seconds or 0.0, (int(last) - int(first)) / 1000)
+        row.add({counter: int(value) for counter, value in text.items()})
+
+
+def _decoded(fields: Any) -> dict[str, str]:
+    return {field.decode(): value.decode() for field, value in fields.items()}

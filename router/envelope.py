@@ -1,0 +1,139 @@
+"""How a job travels: the client's bytes as the record's value, everything else in headers.
+
+The headers are documented in `docs/reference/asyncapi.yaml`. Moments are whole milliseconds since the epoch.
+"""
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+
+from policies.deployments import Modality, Tier
+from router.job import Estimate, Job, JobClass, Payload, Route
+from router.log import Record
+
+VERSION = "1"
+
+
+class EnvelopeError(ValueError):
+    """This record is not a job of ours; the message says what is wrong, without its content."""
+
+
+def to_record(job: Job) -> Record:
+    """The job as a record."""
+    headers = to_headers(job) | {"created-ms": _ms(job.created_at), "deadline-ms": _ms(job.expires_at)}
+    return Record(b"" if job.payload else job.body, headers)
+
+
+def from_record(record: Record) -> Job:
+    """The job of a record. Raises `EnvelopeError`."""
+    try:
+        return from_headers(record.headers, record.value)
+    except KeyError as error:
+        raise EnvelopeError(f"header {error.args[0]!r} is missing") from None
+    except (ValueError, TypeError, AttributeError, InvalidOperation) as error:
+        raise EnvelopeError(f"a header has a wrong value ({type(error).__name__})") from None
+
+
+def to_headers(job: Job) -> dict[str, str]:
+    """All that is known of a job before the board has given it its moments."""
+    route = job.route
+    headers = {
+        "version": VERSION,
+        "job": job.id,
+        "tenant": job.tenant,
+        "endpoint": job.endpoint,
+        "model": job.model,
+        "class": str(job.job_class),
+        "route": _json(
+            {
+                "deployment": route.deployment,
+                "backend": route.backend,
+                "modality": route.modality,
+                "tier": route.tier,
+                "reasons": route.reasons,
+                "score": route.score,
+            }
+        ),
+        "estimate": _json(
+            {
+                "input": job.estimate.input_tokens,
+                "output": job.estimate.output_tokens,
+                "usd": None if job.estimate.usd is None else str(job.estimate.usd),
+            }
+        ),
+        "result-ttl-s": f"{job.result_ttl_s:.3f}",
+        "reruns": "allow" if job.reruns_allowed else "refuse",
+    }
+    if job.stream:
+        headers["stream"] = "1"
+    if job.metadata:
+        headers["metadata"] = _json(dict(job.metadata))
+    if job.traceparent:
+        headers["traceparent"] = job.traceparent
+    if job.payload:
+        headers["payload"] = payload_text(job.payload)
+    if job.max_usd is not None:
+        headers["max-usd"] = str(job.max_usd)
+    return headers
+
+
+def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
+    """The job of these headers. Raises KeyError for a missing header, ValueError and its like for a wrong one."""
+    if headers["version"] != VERSION:
+        raise ValueError("version")
+    route, estimate = json.loads(headers["route"]), json.loads(headers["estimate"])
+    return Job(
+        id=_job_id(headers["job"]),
+        tenant=headers["tenant"],
+        endpoint=headers["endpoint"],
+        model=headers["model"],
+        job_class=JobClass(headers["class"]),
+        route=Route(
+            deployment=str(route["deployment"]),
+            backend=str(route["backend"]),
+            modality=Modality(route["modality"]),
+            tier=Tier(route["tier"]),
+            reasons=tuple(str(reason) for reason in route["reasons"]),
+            score=None if route["score"] is None else float(route["score"]),
+        ),
+        estimate=Estimate(
+            input_tokens=int(estimate["input"]),
+            output_tokens=int(estimate["output"]),
+            usd=None if estimate["usd"] is None else Decimal(estimate["usd"]),
+        ),
+        body=body,
+        created_at=int(headers["created-ms"]) / 1000,
+        expires_at=int(headers["deadline-ms"]) / 1000,
+        result_ttl_s=float(headers["result-ttl-s"]),
+        stream=headers.get("stream") == "1",
+        payload=payload_of(headers["payload"]) if "payload" in headers else None,
+        metadata={str(k): str(v) for k, v in json.loads(headers.get("metadata", "{}")).items()},
+        traceparent=headers.get("traceparent"),
+        reruns_allowed=headers["reruns"] == "allow",
+        max_usd=Decimal(headers["max-usd"]) if "max-usd" in headers else None,
+    )
+
+
+def payload_text(payload: Payload) -> str:
+    """A payload pointer as JSON text."""
+    return _json({"path": payload.path, "sha256": payload.sha256, "size": payload.size})
+
+
+def payload_of(text: str) -> Payload:
+    """The payload pointer of a JSON text."""
+    values = json.loads(text)
+    return Payload(path=str(values["path"]), sha256=str(values["sha256"]), size=int(values["size"]))
+
+
+def _job_id(text: str) -> str:
+    if len(text) != 26 or not text.isalnum():
+        raise ValueError("job")
+    return text
+
+
+def _ms(moment: float) -> str:
+    return f"{moment * 1000:.0f}"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

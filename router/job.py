@@ -1,0 +1,111 @@
+"""What a job is: one frozen value, carried from the door to the end."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+
+from policies.deployments import Modality, Tier
+
+
+class JobState(StrEnum):
+    """Where a job is. The last five never change any more."""
+
+    ACCEPTING = "accepting"  # on the board, not yet confirmed by the log
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    REJECTED = "rejected"  # the log did not confirm; the client was told so
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether this state never changes."""
+        return self in TERMINAL
+
+
+TERMINAL = frozenset(
+    {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED, JobState.REJECTED}
+)
+
+
+class JobClass(StrEnum):
+    """How urgent a job is."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BULK = "bulk"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a job may use at most, before it runs. `usd` is None where the price is unknown."""
+
+    input_tokens: int
+    output_tokens: int
+    usd: Decimal | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Input and output together."""
+        return self.input_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a job goes, and why. `score` is the complexity in 0..1, None where a rule decided."""
+
+    deployment: str
+    backend: str
+    modality: Modality
+    tier: Tier
+    reasons: tuple[str, ...] = ()
+    score: float | None = None
+
+    @property
+    def lane(self) -> str:
+        """Backend x modality x tier."""
+        return f"{self.backend}.{self.modality}.{self.tier}"
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Where in the object store a body or a result lies, and the SHA-256 of its bytes, in hex."""
+
+    path: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One model call. Moments are seconds since the epoch, on Redis' clock.
+
+    `body` is the client's, byte for byte; it is empty while it lies at `payload`.
+    `expires_at` is the deadline to start and finish; the result is kept `result_ttl_s` after that.
+    """
+
+    id: str
+    tenant: str
+    endpoint: str
+    model: str
+    job_class: JobClass
+    route: Route
+    estimate: Estimate
+    body: bytes
+    created_at: float
+    expires_at: float
+    result_ttl_s: float
+    stream: bool = False
+    payload: Payload | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    traceparent: str | None = None
+    reruns_allowed: bool = True
+    max_usd: Decimal | None = None
+
+    @property
+    def topic(self) -> str:
+        """The topic of its lane and class, without the operator's prefix."""
+        return f"jobs.{self.route.lane}.{self.job_class}"

@@ -1,0 +1,95 @@
+"""Charges and terminal events as JSON: on the board, in the outbox and on their topics. Money is decimal text."""
+
+import json
+from collections.abc import Sequence
+from decimal import Decimal
+
+from policies.pricing import Basis, ChargeLine, Meter, total
+from router.job import Job, JobState
+
+
+def attempt_text(job: Job, attempt: int, microbatch: str, lines: Sequence[ChargeLine], tokens: int) -> str:
+    """One attempt as a JSON object: what it ran on, and its lines."""
+    usd = total(tuple(lines))
+    return _json(
+        {
+            "type": "attempt",
+            "tenant": job.tenant,
+            "job": job.id,
+            "attempt": attempt,
+            "deployment": job.route.deployment,
+            "lane": job.route.lane,
+            "microbatch": microbatch or None,
+            "tokens": tokens,
+            "usd": None if usd is None else plain(usd),
+            "lines": [_values(line) for line in lines],
+        }
+    )
+
+
+def lines_of(text: str | bytes) -> tuple[ChargeLine, ...]:
+    """The lines of a text that `attempt_text` made."""
+    return tuple(
+        ChargeLine(
+            job=row["job"],
+            attempt=row["attempt"],
+            meter=Meter(row["meter"]),
+            quantity=row["quantity"],
+            usd_per_million=_decimal(row["usd_per_million"]),
+            usd=_decimal(row["usd"]),
+            basis=Basis(row["basis"]),
+            outcome=row["outcome"],
+            price_source=row["price_source"],
+        )
+        for row in json.loads(text)["lines"]
+    )
+
+
+def event_text(job: Job, state: JobState, *, usd: Decimal | None, error_code: str | None = None) -> str:
+    """A job's terminal event as a JSON object, without content."""
+    return _json(
+        {
+            "id": f"evt_{job.id}",
+            "type": f"job.{state}",
+            "tenant": job.tenant,
+            "data": {"id": f"job_{job.id}"},
+            "endpoint": job.endpoint,
+            "model": job.model,
+            "deployment": job.route.deployment,
+            "lane": job.route.lane,
+            "class": job.job_class,
+            "metadata": dict(job.metadata),
+            "usd": None if usd is None else plain(usd),
+            "error_code": error_code,
+        }
+    )
+
+
+def plain(usd: Decimal) -> str:
+    """Dollars without an exponent and without trailing zeros."""
+    text = f"{usd:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _values(line: ChargeLine) -> dict[str, object]:
+    return {
+        "id": line.id,
+        "job": line.job,
+        "attempt": line.attempt,
+        "meter": line.meter,
+        "quantity": line.quantity,
+        "unit": "tokens",
+        "usd_per_million": None if line.usd_per_million is None else plain(line.usd_per_million),
+        "usd": None if line.usd is None else plain(line.usd),
+        "basis": line.basis,
+        "outcome": line.outcome,
+        "price_source": line.price_source,
+    }
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _decimal(text: str | None) -> Decimal | None:
+    return None if text is None else Decimal(text)

@@ -1,0 +1,101 @@
+"""The port to the log: named topics of durable records."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+RECORD_LIMIT = 1_000_000  # bytes of a value and its headers; larger bodies lie in the object store
+
+
+class LogUnavailableError(Exception):
+    """The log did not confirm. The record may still be delivered; fence it on the board."""
+
+
+class TopicMissingError(LogUnavailableError):
+    """The topic is not there and is not made by itself; `pointsman topics --create` makes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Bytes with headers. Header names are lower case; values are UTF-8 text.
+
+    Bytes of a foreign header value that are no UTF-8 come as lone surrogates ("surrogateescape") and leave
+    as those bytes again; any encoding of such a text as UTF-8 fails.
+    """
+
+    value: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the value and the headers, about."""
+        return len(self.value) + sum(len(name) + len(value) for name, value in self.headers.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A record as it came off a topic. `position` names it within its topic, for people and for owner tokens."""
+
+    topic: str
+    position: str
+    record: Record
+
+
+class Subscription(Protocol):
+    """One member of a group. Not for use from two tasks at once, `done` excepted."""
+
+    async def take(self, at_most: int) -> Sequence[Delivery]:
+        """Up to `at_most` records, none of them one that this subscription still holds.
+
+        Returns within about 200 ms, empty when there is nothing. Must be called at least every 30 s,
+        with 0 when there is no room: that keeps the membership and takes nothing.
+        Raises `LogUnavailableError`; call it again later.
+        """
+        ...
+
+    async def done(self, delivery: Delivery) -> None:
+        """This one need not come again (after a crash it still may). Any order will do.
+
+        Never raises for a delivery that meanwhile belongs to another member.
+        """
+        ...
+
+
+class Log(Protocol):
+    """Named topics of durable records.
+
+    A group gets each record at least once: whatever was not `done` comes again, to this
+    subscription or to another, after a crash, a rebalance or the end of a subscription.
+    A new group starts at the oldest record. There is no order between records.
+    """
+
+    async def append(self, topic: str, record: Record) -> None:
+        """Return once the record is safe; raise `LogUnavailableError` if that is not known.
+
+        Raises `TopicMissingError` for a topic that was not created, `ValueError` for a record over `RECORD_LIMIT`.
+        """
+        ...
+
+    def subscribe(self, topics: Sequence[str], *, group: str) -> AbstractAsyncContextManager[Subscription]:
+        """Join `group` on `topics`. On exit, what is done is remembered, and the rest comes to others.
+
+        Raises `TopicMissingError` when one of them was not created.
+        """
+        ...
+
+    async def ping(self) -> None:
+        """Return within two seconds if the log answers; raise `LogUnavailableError` otherwise."""
+        ...
+
+    async def topics(self) -> Mapping[str, int]:
+        """The topics that exist, with their number of partitions."""
+        ...
+
+    async def create(self, topics: Sequence[str]) -> None:
+        """Make those that are missing; safe to repeat and to race."""
+        ...
+
+    async def backlog(self, topic: str, *, group: str) -> int:
+        """Records of `topic` that `group` has not done yet, those that are being worked on included."""
+        ...

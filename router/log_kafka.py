@@ -1,0 +1,665 @@
+"""The log on Kafka: aiokafka with guard rails. What each of them guards against is written beside it."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import ssl
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import structlog
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from aiokafka.errors import (
+    CorruptRecordException,
+    KafkaError,
+    MessageSizeTooLargeError,
+    RecordTooLargeError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+from aiokafka.structs import ConsumerRecord
+
+from router.log import RECORD_LIMIT, Delivery, LogUnavailableError, Record, TopicMissingError
+from router.offsets import Offsets
+
+HOLD_S = 15.0  # longer than it takes to fence a broker that died (9 s, then 5 s to move its partitions)
+SESSION_S = 45.0
+RETENTION_S = 3 * 86_400.0
+WINDOW = 20_000  # offsets of one partition between the oldest that runs and the newest taken
+APPENDS_LIMIT = 20_000  # under way at once; far above what the door lets in
+
+TAKE_S = 0.25  # the longest that `take` waits for a poll, which goes on by itself
+POLL_MS = 200  # the longest that a poll waits for records
+FULL_MS = 50  # what take(0) waits, so that a loop over a full subscription does not spin
+COMMIT_EVERY_S = 1.0
+COMMIT_LIMIT_S = 5.0
+REVOKE_LIMIT_S = 2.0  # the whole group waits for this
+ABANDONED_S = 120.0  # nobody took for this long: the member leaves
+JOIN_LIMIT_S = 90.0  # the members of a group that did not leave are waited for: session and rebalance time-out
+JOIN_WAIT_S = 10.0  # what `subscribe` waits for it; after that it goes on by itself
+UNREADABLE_MS = 500  # a poll of one partition, to find the record that cannot be read
+STOP_S = 10.0
+REQUEST_S = 10.0  # of anything but produce and fetch
+PING_S = 2.0
+REFRESH_S = 0.25  # topics that are missing are not looked for more often
+QUIET_S = 10.0  # each message of aiokafka is printed once in this time
+
+# What a poll raises at the same place for ever: a wrong checksum, and a header's name that is no UTF-8.
+UNREADABLE = (CorruptRecordException, ValueError)
+NOTHING = TopicPartition("", -1)  # a poll of this partition takes nothing and counts as a poll
+
+log = structlog.get_logger()
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How to speak to the brokers: `protocol` is SSL, SASL_PLAINTEXT or SASL_SSL."""
+
+    protocol: str
+    ssl_context: ssl.SSLContext | None = None
+    mechanism: str = "PLAIN"
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    def arguments(self) -> dict[str, Any]:
+        """As every client of aiokafka takes them."""
+        return {
+            "security_protocol": self.protocol,
+            "ssl_context": self.ssl_context,
+            "sasl_mechanism": self.mechanism,
+            "sasl_plain_username": self.username,
+            "sasl_plain_password": self.password,
+        }
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the start, for metrics."""
+
+    unreadable: int = 0  # offsets that were passed over because nobody can read them
+    redelivered: int = 0  # records that came again after a rebalance and were known
+    full_windows: int = 0  # polls that left a partition out because its window was full
+    rejoined: int = 0  # times that a member had to start anew
+
+
+class KafkaLog:
+    """`router.log.Log` on Apache Kafka. Open it with `connect`."""
+
+    def __init__(
+        self,
+        producer: Any,
+        admin: Any,
+        clients: Mapping[str, Any],
+        *,
+        prefix: str,
+        partitions: int,
+        replication: int,
+        hold_s: float,
+        session_s: float,
+        retention_s: float,
+    ) -> None:
+        self.counts = Counts()
+        self._producer = producer
+        self._admin = admin
+        self._clients = clients
+        self._prefix = prefix
+        self._new_partitions = partitions
+        self._replication = replication
+        self._hold_s = hold_s
+        self._session_s = session_s
+        self._retention_s = retention_s
+        self._turn = itertools.count(random.randrange(1 << 16))
+        self._appending = 0
+        self._known: Mapping[str, int] = {}
+        self._known_at = float("-inf")
+        self._refreshing = asyncio.Lock()
+        self._observer: Any = None
+        self._observing = asyncio.Lock()
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        bootstrap: str,
+        *,
+        prefix: str = "",
+        partitions: int = 12,
+        replication: int = 1,
+        security: Security | None = None,
+        hold_s: float = HOLD_S,
+        session_s: float = SESSION_S,
+        retention_s: float = RETENTION_S,
+    ) -> AsyncGenerator["KafkaLog"]:
+        """Raises `LogUnavailableError` when no broker of `bootstrap` answers.
+
+        `partitions`, `replication` and `retention_s` are those of topics that `create` makes. An append is held
+        for `hold_s` before it fails. A member that is silent for `session_s` has died.
+        """
+        clients = {"bootstrap_servers": bootstrap, **(security.arguments() if security else {})}
+        with _quiet():
+            producer = AIOKafkaProducer(
+                **clients,
+                acks="all",
+                enable_idempotence=False,  # it would retry without end, and hang on stop
+                linger_ms=0,
+                max_batch_size=262_144,
+                max_request_size=1_048_576,
+                request_timeout_ms=int(hold_s * 1000),
+                metadata_max_age_ms=60_000,
+            )
+            admin = AIOKafkaAdminClient(**clients, request_timeout_ms=int(REQUEST_S * 1000), metadata_max_age_ms=60_000)
+            opened = cls(
+                producer,
+                admin,
+                clients,
+                prefix=prefix,
+                partitions=partitions,
+                replication=replication,
+                hold_s=hold_s,
+                session_s=session_s,
+                retention_s=retention_s,
+            )
+            try:
+                await _answer(producer.start(), hold_s)
+                await _answer(admin.start(), REQUEST_S)
+                await opened._refresh()
+                yield opened
+            finally:
+                await opened._close()
+
+    async def append(self, topic: str, record: Record) -> None:
+        """Returns when all replicas in sync have it. Holds on for `hold_s`, in which a dead broker is replaced."""
+        if record.size > RECORD_LIMIT:
+            raise ValueError(f"a record of {record.size} bytes is over the limit of {RECORD_LIMIT}")
+        if self._appending >= APPENDS_LIMIT:
+            raise LogUnavailableError(f"more than {APPENDS_LIMIT} appends wait for Kafka")
+        self._appending += 1
+        try:
+            await self._must_exist([topic])
+            await _answer(self._send(topic, record), self._hold_s + REQUEST_S)
+        finally:
+            self._appending -= 1
+
+    @asynccontextmanager
+    async def subscribe(self, topics: Sequence[str], *, group: str) -> AsyncGenerator["KafkaSubscription"]:
+        """Each has a consumer of its own. `group` carries the prefix as well."""
+        await self._must_exist(topics)
+        subscription = KafkaSubscription(
+            self._clients,
+            [self._prefix + topic for topic in topics],
+            prefix=self._prefix,
+            group=self._prefix + group,
+            session_s=self._session_s,
+            counts=self.counts,
+            stopping=self._stopping,
+        )
+        try:
+            await subscription.join()
+            yield subscription
+        finally:
+            await subscription.leave()
+
+    async def ping(self) -> None:
+        """Return within two seconds if a broker answers; raise `LogUnavailableError` otherwise."""
+        await _answer(self._describe([]), PING_S)
+
+    async def topics(self) -> Mapping[str, int]:
+        """The topics that exist, with their number of partitions; those with another prefix left out."""
+        return {
+            each["topic"].removeprefix(self._prefix): len(each["partitions"])
+            for each in await _answer(self._describe(None), REQUEST_S)
+            if each["topic"].startswith(self._prefix) and not each["is_internal"]
+        }
+
+    async def create(self, topics: Sequence[str]) -> None:
+        """Make those that are missing; safe to repeat and to race. Returns when all can be written to."""
+        existing = await self.topics()
+        missing = [topic for topic in dict.fromkeys(topics) if topic not in existing]
+        if missing:
+            answer = await _answer(self._admin.create_topics([self._new(topic) for topic in missing]), REQUEST_S)
+            for name, code, message in answer.topic_errors:
+                if code not in (0, TopicAlreadyExistsError.errno):
+                    raise LogUnavailableError(f"Kafka did not make {name}: {message or code}")
+        await _answer(self._until_led(topics), REQUEST_S)
+        await self._refresh()
+
+    async def backlog(self, topic: str, *, group: str) -> int:
+        """Counts up to the oldest record that is not done: what was done after it is counted until that one is."""
+        count = (await self.topics()).get(topic)
+        if count is None:
+            raise TopicMissingError(f"there is no topic {self._prefix}{topic}")
+        partitions = [TopicPartition(self._prefix + topic, number) for number in range(count)]
+        observer = await self._observe()
+        committed = await _answer(
+            self._admin.list_consumer_group_offsets(self._prefix + group, partitions=partitions), REQUEST_S
+        )
+        first = await _answer(observer.beginning_offsets(partitions), REQUEST_S)
+        end = await _answer(observer.end_offsets(partitions), REQUEST_S)
+        done = {each: committed[each].offset if each in committed else -1 for each in partitions}
+        return sum(max(0, end[each] - max(first[each], done[each])) for each in partitions)
+
+    async def _send(self, topic: str, record: Record) -> None:
+        name = self._prefix + topic
+        try:
+            # The count is the producer's own: it refuses a partition that it has not heard of yet.
+            count = len(await self._producer.partitions_for(name))
+            await self._producer.send_and_wait(
+                name,
+                record.value,
+                partition=next(self._turn) % count,  # its own choice costs 2-9 us in pure Python
+                headers=[(key, value.encode("utf-8", "surrogateescape")) for key, value in record.headers.items()],
+            )
+        except UnknownTopicOrPartitionError:  # deleted meanwhile
+            self._known = {each: known for each, known in self._known.items() if each != topic}
+            raise
+
+    async def _must_exist(self, topics: Sequence[str]) -> None:
+        """Raises `TopicMissingError` at once, where the producer would look for the topic for `hold_s`."""
+        if all(topic in self._known for topic in topics):
+            return
+        async with self._refreshing:
+            missing = [topic for topic in topics if topic not in self._known]
+            if missing and time.monotonic() - self._known_at > REFRESH_S:
+                await self._refresh()
+                missing = [topic for topic in topics if topic not in self._known]
+        if missing:
+            raise TopicMissingError(f"there is no topic {self._prefix}{missing[0]}")
+
+    async def _refresh(self) -> None:
+        self._known = await self.topics()
+        self._known_at = time.monotonic()
+
+    async def _describe(self, names: Sequence[str] | None) -> list[Any]:
+        """All topics for None. Asks again until somebody answers: the broker that was asked may just have died."""
+        while True:
+            with contextlib.suppress(KafkaError):
+                described: list[Any] = await self._admin.describe_topics(names)
+                return described
+            await asyncio.sleep(0.1)
+
+    def _new(self, topic: str) -> Any:
+        return NewTopic(
+            self._prefix + topic,
+            num_partitions=self._new_partitions,
+            replication_factor=self._replication,
+            topic_configs={
+                "min.insync.replicas": str(max(1, self._replication - 1)),
+                "unclean.leader.election.enable": "false",
+                "retention.ms": str(int(self._retention_s * 1000)),
+                "max.message.bytes": "1048588",
+            },
+        )
+
+    async def _until_led(self, topics: Sequence[str]) -> None:
+        names = {self._prefix + topic for topic in topics}
+        while True:
+            found = {each["topic"]: each for each in await self._describe(sorted(names)) if each["error_code"] == 0}
+            if found.keys() == names and all(
+                part["leader"] >= 0 for each in found.values() for part in each["partitions"]
+            ):
+                return
+            await asyncio.sleep(0.05)
+
+    async def _observe(self) -> Any:
+        """A consumer without a group that knows where topics end."""
+        async with self._observing:
+            if self._observer is None:
+                observer = AIOKafkaConsumer(**self._clients, request_timeout_ms=int(REQUEST_S * 1000))
+                try:
+                    await _answer(observer.start(), REQUEST_S)
+                except BaseException:
+                    await observer.stop()
+                    raise
+                self._observer = observer
+            return self._observer
+
+    async def _close(self) -> None:
+        closing = [self._producer.stop(), self._admin.close()]
+        if self._observer is not None:
+            closing.append(self._observer.stop())
+        tasks = {asyncio.create_task(_ended(each)) for each in closing} | self._stopping
+        _, late = await asyncio.wait(tasks, timeout=STOP_S)
+        for task in late:
+            task.cancel()
+        if late:
+            log.warning("log_clients_did_not_stop", clients=len(late))
+            await asyncio.wait(late, timeout=1)
+
+
+@dataclass(slots=True)
+class _Partition:
+    """What this member knows of a partition that it owns; it outlives rebalances in which it keeps the partition."""
+
+    offsets: Offsets
+    committed: int  # in this assignment; -1 when not yet
+
+
+class KafkaSubscription:
+    """`router.log.Subscription`: a poll that goes on by itself, and one committer."""
+
+    def __init__(
+        self,
+        clients: Mapping[str, Any],
+        names: Sequence[str],
+        *,
+        prefix: str,
+        group: str,
+        session_s: float,
+        counts: Counts,
+        stopping: set[asyncio.Task[None]],
+    ) -> None:
+        self._clients = clients
+        self._names = names
+        self._prefix = prefix
+        self._group = group
+        self._session_ms = int(session_s * 1000)
+        self._counts = counts
+        self._stopping = stopping
+        self._consumer: Any = None
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._assigned: frozenset[TopicPartition] = frozenset()
+        self._settled = False  # whether an assignment is valid: between revoked and assigned nothing is committed
+        self._unsettled_at = time.monotonic()
+        self._ready: deque[Delivery] = deque()
+        self._polling: asyncio.Task[Any] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._taken_at = time.monotonic()
+        self._committing = asyncio.Lock()
+
+    @property
+    def stalled_s(self) -> float:
+        """How long this member has had no valid assignment; 0 while it has one. Over 90 something is wrong."""
+        return 0.0 if self._settled else time.monotonic() - self._unsettled_at
+
+    async def join(self) -> None:
+        """Start to join, and see it done where that takes less than ten seconds."""
+        self._keeping = asyncio.create_task(self._keep())
+        self._polling = asyncio.create_task(self._joined())
+        await asyncio.wait({self._polling}, timeout=JOIN_WAIT_S)
+        self._poll_result()
+
+    async def take(self, at_most: int) -> Sequence[Delivery]:
+        """See the port. While the group rebalances there is nothing to take. A full subscription waits 50 ms."""
+        self._taken_at = time.monotonic()
+        if self._keeping is not None and self._keeping.done():
+            self._keeping.result()  # a bug: without commits it must not go on
+        if not self._ready or at_most == 0:
+            if self._polling is None:
+                self._polling = asyncio.create_task(self._poll(at_most))
+            # Not wait_for: a poll that is cancelled switches off the watchdog of aiokafka for ever, and one that
+            # waits for the end of a rebalance would take longer than was promised.
+            await asyncio.wait({self._polling}, timeout=TAKE_S if at_most else FULL_MS / 1000)
+            self._poll_result()
+        return [self._ready.popleft() for _ in range(min(at_most, len(self._ready)))]
+
+    async def done(self, delivery: Delivery) -> None:
+        """Remembered with the next commit, within a second or so; never raises."""
+        number, _, offset = delivery.position.partition(":")
+        partition = self._partitions.get(TopicPartition(self._prefix + delivery.topic, int(number)))
+        if partition is not None:
+            partition.offsets.finish(int(offset))
+
+    async def leave(self) -> None:
+        """Commit what is done and leave the group, in bounded time."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+        await self._commit(COMMIT_LIMIT_S)
+        await self._stop()
+
+    async def revoked(self) -> None:
+        """A rebalance begins. The whole group waits for this: commit, and let what runs run."""
+        await self._commit(REVOKE_LIMIT_S)
+        self._settled = False
+        self._unsettled_at = time.monotonic()
+
+    def assigned(self, partitions: Iterable[TopicPartition]) -> None:
+        """A rebalance ended: forget what now belongs to others, keep what stayed."""
+        self._assigned = frozenset(partitions)
+        self._partitions = {each: kept for each, kept in self._partitions.items() if each in self._assigned}
+        for kept in self._partitions.values():
+            kept.committed = -1
+        self._ready = deque(each for each in self._ready if self._owner(each) in self._assigned)
+        self._settled = True
+
+    async def _keep(self) -> None:
+        """For ever: commit what is done; leave when nobody takes any more."""
+        while True:
+            await asyncio.sleep(COMMIT_EVERY_S)
+            await self._commit(COMMIT_LIMIT_S)
+            if self._consumer is not None and time.monotonic() - self._taken_at > ABANDONED_S:
+                log.error("log_member_left", group=self._group, silent_s=ABANDONED_S)
+                await self._stop()
+
+    def _poll_result(self) -> None:
+        if self._polling is None or not self._polling.done():
+            return
+        polling, self._polling = self._polling, None
+        try:
+            polling.result()
+        except KafkaError as error:
+            raise LogUnavailableError(f"Kafka: {_words(error)}") from error
+
+    async def _poll(self, room: int) -> None:
+        consumer = await self._joined()
+        wanted = self._wanted() if room else (NOTHING,)
+        try:
+            batches = await consumer.getmany(*wanted, timeout_ms=POLL_MS if room else FULL_MS, max_records=max(1, room))
+            self._arrived(batches)
+        except RecordTooLargeError:
+            self._counts.unreadable += 1  # aiokafka has passed it over
+        except UNREADABLE:
+            await self._pass_over_unreadable(consumer, room)
+        except KafkaError:
+            # Its tasks may be dead, and its watchdog counts a poll that raised as under way for ever.
+            self._counts.rejoined += 1
+            await self._stop(polling=False)
+            raise
+
+    def _wanted(self) -> Sequence[TopicPartition]:
+        """Which partitions to poll; none named means all.
+
+        Not paused: a pause is forgotten in a rebalance, and throws away what was fetched already.
+        """
+        full = {each for each, known in self._partitions.items() if known.offsets.window >= WINDOW}
+        if not full:
+            return ()
+        self._counts.full_windows += 1
+        return tuple(self._assigned - full) or (NOTHING,)
+
+    def _arrived(self, batches: Mapping[TopicPartition, Sequence["ConsumerRecord[Any, Any]"]]) -> None:
+        # Called without an await after the poll, so that no rebalance comes in between.
+        for owner, records in batches.items():
+            for record in records:
+                known = self._partition(owner, record.offset)
+                if known.offsets.is_known(record.offset):
+                    self._counts.redelivered += 1
+                    continue
+                known.offsets.start(record.offset)
+                self._ready.append(self._delivery(owner, record))
+
+    async def _pass_over_unreadable(self, consumer: Any, room: int) -> None:
+        """Poll each partition alone, record by record, and seek past those that raise.
+
+        Without this, the records before and after one that cannot be read are never delivered.
+        """
+        for owner in sorted(consumer.assignment()):
+            for _ in range(max(1, room)):
+                try:
+                    batches = await consumer.getmany(owner, timeout_ms=UNREADABLE_MS, max_records=1)
+                except UNREADABLE as error:
+                    offset = await consumer.position(owner)
+                    consumer.seek(owner, offset + 1)
+                    self._partition(owner, offset).offsets.skip(offset)
+                    self._counts.unreadable += 1
+                    where = f"{owner.topic}:{owner.partition}:{offset}"
+                    log.error("log_record_unreadable", record=where, error=type(error).__name__)
+                    continue
+                if not batches:
+                    break
+                self._arrived(batches)
+
+    def _partition(self, owner: TopicPartition, first: int) -> _Partition:
+        known = self._partitions.get(owner)
+        if known is None:
+            known = self._partitions[owner] = _Partition(Offsets(first), committed=first)
+        return known
+
+    def _delivery(self, owner: TopicPartition, record: "ConsumerRecord[Any, Any]") -> Delivery:
+        headers = {name.lower(): (value or b"").decode("utf-8", "surrogateescape") for name, value in record.headers}
+        return Delivery(
+            owner.topic.removeprefix(self._prefix),
+            f"{owner.partition}:{record.offset}",
+            Record(record.value or b"", headers),
+        )
+
+    def _owner(self, delivery: Delivery) -> TopicPartition:
+        return TopicPartition(self._prefix + delivery.topic, int(delivery.position.partition(":")[0]))
+
+    async def _commit(self, limit_s: float) -> None:
+        """Where the next reader is to start, for each partition: never less than before in this assignment."""
+        try:
+            async with asyncio.timeout(limit_s), self._committing:
+                if self._consumer is None or not self._settled:
+                    return
+                further = {
+                    each: known.offsets.first_incomplete
+                    for each, known in self._partitions.items()
+                    if each in self._assigned and known.offsets.first_incomplete > known.committed
+                }
+                if not further:
+                    return
+                partitions = self._partitions
+                await self._consumer.commit(further)  # retries without end: hence the limit
+                for each, offset in further.items():
+                    if self._partitions is partitions:
+                        partitions[each].committed = offset
+        except (KafkaError, TimeoutError) as error:
+            log.warning("log_commit_failed", group=self._group, error=_words(error))
+
+    async def _joined(self) -> Any:
+        """The consumer, which is started anew after a failure."""
+        if self._consumer is not None:
+            return self._consumer
+        consumer = AIOKafkaConsumer(
+            **self._clients,
+            group_id=self._group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            session_timeout_ms=self._session_ms,
+            heartbeat_interval_ms=min(3000, self._session_ms // 3),
+            rebalance_timeout_ms=min(30_000, self._session_ms),
+            request_timeout_ms=40_000,
+            max_poll_interval_ms=int(ABANDONED_S * 1000),
+            fetch_max_wait_ms=100,
+            max_partition_fetch_bytes=1_048_576,
+            fetch_max_bytes=16_777_216,
+            metadata_max_age_ms=60_000,
+            isolation_level="read_uncommitted",
+            partition_assignment_strategy=[RoundRobinPartitionAssignor],  # a second one would join twice
+        )
+        consumer.subscribe(self._names, listener=_Listener(self))
+        self._consumer = consumer
+        try:
+            async with asyncio.timeout(JOIN_LIMIT_S):
+                await consumer.start()
+        except (KafkaError, OSError, TimeoutError) as error:
+            await self._stop(polling=False)
+            raise LogUnavailableError(f"Kafka did not let us into the group: {_words(error)}") from error
+        return consumer
+
+    async def _stop(self, *, polling: bool = True) -> None:
+        """Leave the group. What this member holds stays known to it, in case it comes back."""
+        consumer, self._consumer = self._consumer, None
+        if polling and self._polling is not None:
+            # It may wait for a rebalance that no longer comes; its consumer is thrown away.
+            self._polling.cancel()
+            await asyncio.gather(self._polling, return_exceptions=True)
+            self._polling = None
+        if self._settled:
+            self._settled = False
+            self._unsettled_at = time.monotonic()
+        if consumer is None:
+            return
+        # In the middle of a rebalance this takes until its end; then it goes on by itself.
+        stopping = asyncio.create_task(_ended(consumer.stop()))
+        self._stopping.add(stopping)
+        stopping.add_done_callback(self._stopping.discard)
+        await asyncio.wait({stopping}, timeout=STOP_S)
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(self, subscription: KafkaSubscription) -> None:
+        self._subscription = subscription
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        await self._subscription.revoked()
+
+    def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        self._subscription.assigned(assigned)
+
+
+async def _answer(call: Awaitable[Answer], limit_s: float) -> Answer:
+    """What Kafka says, in bounded time, with its errors as ours."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await call
+    except UnknownTopicOrPartitionError as error:
+        raise TopicMissingError("Kafka does not know this topic") from error
+    except MessageSizeTooLargeError as error:
+        raise ValueError("the record is over Kafka's limit") from error
+    except (KafkaError, OSError, TimeoutError) as error:
+        raise LogUnavailableError(f"Kafka did not confirm: {_words(error)}") from error
+
+
+async def _ended(stop: Coroutine[Any, Any, Any]) -> None:
+    try:
+        await stop
+    except (KafkaError, OSError, TimeoutError) as error:
+        log.warning("log_client_stopped_badly", error=_words(error))
+
+
+def _words(error: BaseException) -> str:
+    return type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """While a broker is away aiokafka logs hundreds of lines a minute."""
+    once = _OnceInAWhile()
+    loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.startswith("aiokafka")]
+    for each in loggers:
+        each.addFilter(once)  # a filter is not inherited, so each logger gets it
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeFilter(once)
+
+
+class _OnceInAWhile(logging.Filter):
+    """Lets each warning through once in `QUIET_S`, and nothing below: aiokafka's debug lines carry the records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._printed: dict[tuple[str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return False
+        now = time.monotonic()
+        key = (record.name, str(record.msg))  # the pattern, of which there are a few dozen
+        if now - self._printed.get(key, float("-inf")) < QUIET_S:
+            return False
+        self._printed[key] = now
+        return True

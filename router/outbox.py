@@ -1,0 +1,54 @@
+"""What the board holds until it is on the log: charges and events. Ids make repeats harmless."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from policies.deployments import Deployment
+from policies.quota import Quotas, deployment_scope
+from router import topics
+from router.board import Board, OutboxEntry
+from router.log import Log, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """Publishes what finished jobs left behind, and settles the quota of their deployment."""
+
+    board: Board
+    log: Log
+    quotas: Quotas
+    deployments: Mapping[str, Deployment]
+
+    async def publish(self, tenant: str, entries: Sequence[OutboxEntry]) -> None:
+        """Put these on their topics, then strike them off. Raises what the log or the board raise; then call it again."""
+        await asyncio.gather(*(self._publish(entry) for entry in entries))
+        if entries:
+            await self.board.published(tenant, [entry.field for entry in entries])
+
+    async def drain(self, tenant: str, *, job_id: str = "", age_s: float = 0.0, most: int = 100) -> int:
+        """Publish what waits, of one job or of any; returns how many entries that were."""
+        entries = await self.board.outbox(tenant, job_id=job_id, age_s=age_s, most=most)
+        await self.publish(tenant, entries)
+        return len(entries)
+
+    async def _publish(self, entry: OutboxEntry) -> None:
+        headers = {"version": "1", "id": entry.field, "at-ms": f"{entry.at * 1000:.0f}"}
+        record = Record(entry.text.encode(), headers)
+        if entry.is_event:
+            await self.log.append(topics.EVENTS, record)
+            return
+        await self.log.append(topics.CHARGES, record)
+        attempt = json.loads(entry.text)
+        deployment = self.deployments.get(attempt["deployment"])
+        if deployment is not None:
+            usd = None if attempt["usd"] is None else Decimal(attempt["usd"])
+            rid = reservation_id(attempt["job"], attempt["attempt"])
+            await self.quotas.settle(deployment_scope(deployment), rid, tokens=attempt["tokens"], usd=usd)
+
+
+def reservation_id(job_id: str, attempt: int) -> str:
+    """The name under which an attempt reserves its quota, at the door or in the worker."""
+    return f"{job_id}:{attempt}"

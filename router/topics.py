@@ -1,0 +1,48 @@
+"""The topics of the log: their names, and which of them a set of deployments needs.
+
+Names are without the operator's prefix.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from policies.deployments import Deployment
+from router.job import JobClass
+
+INBOX = "jobs.inbox"
+DEAD = "jobs.dead"
+EVENTS = "jobs.events"
+CHARGES = "ledger.charges"
+
+# Seconds that a record waits on each.
+RETRIES: Mapping[str, float] = MappingProxyType(
+    {"jobs.retry.30s": 30.0, "jobs.retry.2m": 120.0, "jobs.retry.10m": 600.0}
+)
+
+FIXED = (INBOX, *RETRIES, DEAD, EVENTS, CHARGES)
+
+OVERFLOW = "overflow"  # a tenant's excess; a queue that no client can ask for
+QUEUES = (JobClass.INTERACTIVE.value, JobClass.STANDARD.value, JobClass.BULK.value, OVERFLOW)  # most urgent first
+
+
+def name(lane: str, queue: str) -> str:
+    """The topic of a lane (backend.modality.tier) for a class or for `OVERFLOW`."""
+    return f"jobs.{lane}.{queue}"
+
+
+def all_topics(deployments: Mapping[str, Deployment]) -> tuple[str, ...]:
+    """Every topic that must exist: the lanes', sorted, then the fixed ones."""
+    lanes = _lanes(deployments.values())
+    return (*(name(lane, queue) for lane in lanes for queue in QUEUES), *FIXED)
+
+
+def for_backend(backend: str, deployments: Mapping[str, Deployment]) -> tuple[str, ...]:
+    """What a worker of the backend reads, the most urgent class of all its lanes first."""
+    lanes = _lanes(each for each in deployments.values() if each.backend == backend)
+    return tuple(name(lane, queue) for queue in QUEUES for lane in lanes)
+
+
+def _lanes(deployments: Iterable[Deployment]) -> tuple[str, ...]:
+    return tuple(
+        sorted({f"{each.backend}.{modality}.{each.tier}" for each in deployments for modality in each.modalities})
+    )

@@ -1,0 +1,66 @@
+"""Real servers for tests, started once: `valkey_url`, `kafka_bootstrap`; and what a test opens on them."""
+
+import itertools
+from collections.abc import AsyncGenerator, Generator, Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from policies.scripts import Scripts
+from router.log import Log
+from tests.servers import DATABASES, LogPlace, kafka, redis_client, valkey
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> Generator[str]:
+    """`redis://host:port` of a Valkey without persistence."""
+    with valkey() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """`host:port` of a real Kafka. Skips where there is none, and fails in CI."""
+    directory: Path = tmp_path_factory.mktemp("kafka")
+    with kafka(directory) as bootstrap:
+        yield bootstrap
+
+
+@pytest.fixture(scope="session")
+def _databases() -> Iterator[int]:
+    return itertools.cycle(range(DATABASES))
+
+
+@pytest.fixture
+def redis_url(valkey_url: str, _databases: Iterator[int]) -> str:
+    """`redis://host:port/n`: a database that no test uses at the same time; `redis` empties it."""
+    return f"{valkey_url}/{next(_databases)}"
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncGenerator["Redis"]:
+    """A client with an empty database of its own. Channels of pub/sub are everybody's: name them after a tenant."""
+    async with redis_client(redis_url) as client:
+        await client.flushdb()
+        yield client
+
+
+@pytest.fixture
+def scripts(redis: "Redis") -> Scripts:
+    """Runs scripts on the test's own database."""
+    return Scripts(redis)
+
+
+@pytest.fixture(params=["streams", "kafka"])
+def log_place(request: pytest.FixtureRequest) -> LogPlace:
+    """Where `log` is, for tests that open it once more or from another process."""
+    kind: str = request.param
+    return LogPlace.fresh(kind, request.getfixturevalue("kafka_bootstrap" if kind == "kafka" else "redis_url"))
+
+
+@pytest.fixture
+async def log(log_place: LogPlace) -> AsyncGenerator[Log]:
+    """A log without topics, on Redis Streams and on Kafka."""
+    async with log_place.open() as opened:
+        yield opened

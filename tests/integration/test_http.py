@@ -1,0 +1,401 @@
+"""The HTTP door on real parts: a Valkey, Redis Streams, a worker with the echo backend, and a real server."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from gateway import valkey, wiring
+from gateway.app import create_app
+from gateway.settings import HttpSettings, Settings
+from router import topics
+from router.wakeups import Wakeups
+
+MIB = 1024 * 1024
+PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A running gateway, an `http` client with acme's key, and keys of acme and of another tenant."""
+
+    url: str
+    http: httpx2.AsyncClient
+    key: str
+    other_key: str
+
+    def sdk(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
+
+    async def chat(self, text: str, **fields: Any) -> httpx2.Response:
+        return await self.http.post("/v1/chat/completions", json=a_body(text, **fields))
+
+    async def job(self, job_id: str) -> dict[str, Any]:
+        answer = await self.http.get(f"/v1/jobs/{job_id}?wait=10")
+        assert answer.status_code == 200
+        return dict(answer.json())
+
+
+def a_body(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "auto", "messages": [{"role": "user", "content": text}], **fields}
+
+
+@asynccontextmanager
+async def running(data: Path, *, http: HttpSettings | None = None) -> AsyncIterator[Gateway]:
+    async with valkey.running(data / "valkey") as server, _running(server.url, data, http or HttpSettings()) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def _running(redis_url: str, data: Path, http: HttpSettings) -> AsyncIterator[Gateway]:
+    settings = Settings.model_validate(
+        {
+            "redis": redis_url,
+            "data": data,
+            "http": http,
+            "tenants": {"acme": {"aliases": {"small": "light"}}, "other": {"deployments": ["heavy"]}},
+            "deployments": {
+                "light": {"backend": "echo", "model": "echo", "tier": "light", "window": 4096},
+                "heavy": {"backend": "echo", "model": "echo", "tier": "heavy", "window": 65536},
+            },
+        }
+    )
+    async with AsyncExitStack() as opened:
+        core = await opened.enter_async_context(wiring.core(settings))
+        await core.log.create([*topics.FIXED, *topics.for_backend("echo", core.deployments)])
+        backend = await opened.enter_async_context(wiring.open_backend(settings, "echo"))
+        worker = wiring.worker(core, backend, "echo", CollectorRegistry())
+        wakeups = Wakeups(core.redis, role="http")
+        key, other = await core.keys.create("acme", "test"), await core.keys.create("other", "test")
+        app = create_app(wiring.services(core, wakeups))
+        tasks = await opened.enter_async_context(asyncio.TaskGroup())
+        stop = asyncio.Event()
+        following = tasks.create_task(wakeups.follow())
+        working = tasks.create_task(worker.run(stop))
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            server = uvicorn.Server(
+                uvicorn.Config(app, http="httptools", lifespan="off", access_log=False, log_config=None)
+            )
+            serving = tasks.create_task(server._serve([listening]))
+            try:
+                headers = {"authorization": f"Bearer {key.text}"}
+                async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=30) as client:
+                    yield Gateway(url, client, key.text, other.text)
+            finally:
+                server.should_exit = True
+                stop.set()
+                await asyncio.wait([serving, working])
+                following.cancel()
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with running(tmp_path) as gateway:
+        yield gateway
+
+
+async def test_a_waiting_call_gets_the_answer_and_where_it_came_from(gateway: Gateway) -> None:
+    answer = await gateway.chat("Hello there", max_tokens=10)
+
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello there"
+    assert answer.headers["x-pointsman-lane"] == "echo.text.light"
+    assert answer.headers["x-pointsman-model"] == "light"
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize("way", [{"json": a_body("Hello", **{"async": True})}, {"json": a_body("Hello")}])
+async def test_an_async_call_gets_a_job_that_completes(gateway: Gateway, way: dict[str, Any]) -> None:
+    headers = {} if "async" in way["json"] else {"prefer": "respond-async, wait=5"}
+
+    answer = await gateway.http.post("/v1/chat/completions", headers=headers, **way)
+
+    job = answer.json()
+    assert answer.status_code == 202
+    assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert int(answer.headers["retry-after"]) >= 1
+    done = await gateway.job(job["id"])
+    assert done["status"] == "completed"
+    assert done["result"]["choices"][0]["message"]["content"] == "Hello"
+
+
+async def test_the_sdk_creates_streams_and_retrieves(gateway: Gateway) -> None:
+    async with gateway.sdk() as sdk:
+        chat = sdk.chat.completions
+        said = [{"role": "user", "content": "one two three"}]
+        whole = await chat.create(model="auto", messages=said)  # type: ignore[arg-type]
+        stream = await chat.create(  # type: ignore[call-overload]
+            model="light", messages=said, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        job = await chat.create(model="small", messages=said, extra_body={"async": True})  # type: ignore[arg-type]
+        await gateway.job(job.id)
+        later = await chat.retrieve(job.id)
+
+    assert whole.choices[0].message.content == later.choices[0].message.content == "one two three"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "one two three"
+    assert chunks[-1].usage.completion_tokens == 3
+    assert later.id == f"chatcmpl-{job.id.removeprefix('job_')}"
+
+
+async def test_a_stream_ends_with_done_and_carries_its_headers(gateway: Gateway) -> None:
+    answer = await gateway.chat("a b", stream=True)
+
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["x-pointsman-lane"] == "echo.text.light"
+    events = answer.text.split("\n\n")
+    assert all(event.startswith("data: ") for event in events[:-1])
+    assert events[-2:] == ["data: [DONE]", ""]
+
+
+async def test_a_failure_before_the_first_piece_is_an_ordinary_error(gateway: Gateway) -> None:
+    for stream in (False, True):
+        answer = await gateway.chat("fail:rejected", stream=stream)
+
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_a_job_that_failed_is_its_error_when_retrieved_as_a_completion(gateway: Gateway) -> None:
+    job = (await gateway.chat("fail:rejected", **{"async": True})).json()
+    seen = await gateway.job(job["id"])
+
+    answer = await gateway.http.get(f"/v1/chat/completions/{job['id']}")
+
+    assert (seen["status"], seen["result"]) == ("failed", None)
+    assert answer.status_code == 400
+
+
+async def test_a_job_that_runs_is_202_and_can_be_cancelled_again_and_again(gateway: Gateway) -> None:
+    job = (await gateway.chat("wait:60 please", **{"async": True})).json()
+    running = await gateway.http.get(f"/v1/chat/completions/{job['id']}")
+
+    first = await gateway.http.post(f"/v1/jobs/{job['id']}/cancel")
+    ended = await gateway.job(job["id"])
+    second = await gateway.http.post(f"/v1/jobs/{job['id']}/cancel")
+
+    assert (running.status_code, first.status_code, second.status_code) == (202, 200, 200)
+    assert ended["status"] == second.json()["status"] == "cancelled"
+    assert (await gateway.http.get(f"/v1/chat/completions/{job['id']}")).status_code == 409
+
+
+async def test_a_job_is_deleted_once_it_has_ended(gateway: Gateway) -> None:
+    running = (await gateway.chat("wait:60 please", **{"async": True})).json()
+    done = (await gateway.chat("Hello", **{"async": True})).json()
+    await gateway.job(done["id"])
+
+    assert (await gateway.http.delete(f"/v1/jobs/{running['id']}")).status_code == 409
+    assert (await gateway.http.delete(f"/v1/jobs/{done['id']}")).json()["deleted"] is True
+    assert (await gateway.http.get(f"/v1/jobs/{done['id']}")).status_code == 404
+    assert (await gateway.http.delete(f"/v1/jobs/{done['id']}")).status_code == 404
+    await gateway.http.post(f"/v1/jobs/{running['id']}/cancel")
+
+
+async def test_pages_go_from_the_newest_to_the_oldest(gateway: Gateway) -> None:
+    ids = [(await gateway.chat(f"Hello {i}", **{"async": True})).json()["id"] for i in range(3)]
+    for job_id in ids:
+        await gateway.job(job_id)
+
+    first = (await gateway.http.get("/v1/jobs?limit=2&status=completed")).json()
+    rest = (await gateway.http.get(f"/v1/jobs?limit=2&after={first['last_id']}")).json()
+
+    assert sorted(job["id"] for job in first["data"] + rest["data"]) == sorted(ids)
+    assert (first["has_more"], rest["has_more"]) == (True, False)
+    assert (await gateway.http.get("/v1/jobs?status=failed")).json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "param"), [("limit=0", "limit"), ("limit=x", "limit"), ("status=odd", "status"), ("after=1", "after")]
+)
+async def test_a_bad_query_names_its_parameter(gateway: Gateway, query: str, param: str) -> None:
+    answer = await gateway.http.get(f"/v1/jobs?{query}")
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_another_tenants_job_is_not_there(gateway: Gateway) -> None:
+    job = (await gateway.chat("Hello", **{"async": True})).json()
+    others = {"authorization": f"Bearer {gateway.other_key}"}
+
+    answers = [
+        await gateway.http.get(f"/v1/jobs/{job['id']}", headers=others),
+        await gateway.http.get(f"/v1/chat/completions/{job['id']}", headers=others),
+        await gateway.http.post(f"/v1/jobs/{job['id']}/cancel", headers=others),
+        await gateway.http.delete(f"/v1/jobs/{job['id']}", headers=others),
+        await gateway.http.get("/v1/jobs/job_x"),
+    ]
+
+    assert [answer.status_code for answer in answers] == [404] * 5
+    assert (await gateway.job(job["id"]))["status"] == "completed"
+
+
+async def test_a_key_makes_one_job_of_two_requests(gateway: Gateway) -> None:
+    async def create(text: str) -> httpx2.Response:
+        body = a_body(text, **{"async": True})
+        return await gateway.http.post("/v1/chat/completions", json=body, headers={"idempotency-key": "order-17"})
+
+    first, second, other = await create("Hello"), await create("Hello"), await create("Goodbye")
+
+    assert first.json()["id"] == second.json()["id"]
+    assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
+
+
+async def test_a_repeated_stream_is_read_again(gateway: Gateway) -> None:
+    async def read() -> str:
+        headers = {"idempotency-key": "order-18"}
+        return (await gateway.http.post("/v1/chat/completions", json=a_body("a b", stream=True), headers=headers)).text
+
+    assert await read() == await read()
+
+
+async def test_the_models_are_the_tenants_own(gateway: Gateway) -> None:
+    mine = (await gateway.http.get("/v1/models")).json()["data"]
+    others = await gateway.http.get("/v1/models", headers={"authorization": f"Bearer {gateway.other_key}"})
+
+    assert [m["id"] for m in mine] == ["auto", "auto:light", "auto:heavy", "light", "heavy", "small"]
+    assert [m["id"] for m in others.json()["data"]] == ["auto", "auto:light", "auto:heavy", "heavy"]
+    assert (await gateway.http.get("/v1/models/auto:light")).json()["id"] == "auto:light"
+    assert (await gateway.http.get("/v1/models/gpt-9")).json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_caller_who_hangs_up_cancels_the_job_unless_it_is_to_be_stored(gateway: Gateway, stream: bool) -> None:
+    for store, expected in ((False, "cancelled"), (True, "completed")):
+        text = "wait:60 please" if not store else "wait:2 please"
+        with pytest.raises(httpx2.ReadTimeout):
+            await gateway.http.post(
+                "/v1/chat/completions", json=a_body(text, stream=stream, store=store), timeout=httpx2.Timeout(1.0)
+            )
+        newest = (await gateway.http.get("/v1/jobs?limit=1")).json()["data"][0]
+
+        assert (await gateway.job(newest["id"]))["status"] == expected
+
+
+async def test_a_long_poll_ends_when_its_time_is_over(gateway: Gateway) -> None:
+    job = (await gateway.chat("wait:60 please", **{"async": True})).json()
+
+    answer = await gateway.http.get(f"/v1/jobs/{job['id']}?wait=1")
+
+    assert answer.json()["status"] in ("queued", "in_progress")
+    await gateway.http.post(f"/v1/jobs/{job['id']}/cancel")
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer pm-wrong-but-long-enough-key", "Basic abc"])
+async def test_without_a_key_nothing_is_read(gateway: Gateway, header: str | None) -> None:
+    headers = {} if header is None else {"authorization": header}
+    async with httpx2.AsyncClient(base_url=gateway.url) as client:
+        answer = await client.post("/v1/chat/completions", content=b"x" * 8 * MIB, headers=headers)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type", "status"),
+    [
+        (b"", "application/json", 400),
+        (b"{", "application/json", 400),
+        (b"\xff\xfe", "application/json", 400),
+        (b'{"model": NaN}', "application/json", 400),
+        (b'{"a":' * 200, "application/json", 400),
+        (b'{"model": "auto", "messages": []}', "application/json; charset=utf-8", 400),
+        (b'{"model": "gpt-9", "messages": [{"role": "user", "content": "a"}]}', "application/json", 404),
+        (b"{}", "text/plain", 415),
+        (b"{}", "application/json; charset=latin-1", 415),
+        (b"{}", "", 415),
+    ],
+)
+async def test_bad_input_is_a_clean_refusal_and_no_job(
+    gateway: Gateway, content: bytes, content_type: str, status: int
+) -> None:
+    answer = await gateway.http.post(
+        "/v1/chat/completions", content=content, headers={"content-type": content_type} if content_type else {}
+    )
+
+    assert answer.status_code == status
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert (await gateway.http.get("/v1/jobs")).json()["data"] == []
+
+
+async def test_what_is_not_there_has_openais_error_body(gateway: Gateway) -> None:
+    for method, path, status in [
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/", 404),
+        ("GET", "/v1/jobs/", 404),
+        ("PUT", "/v1/jobs", 405),
+        ("GET", "/v1/chat/completions", 405),
+    ]:
+        answer = await gateway.http.request(method, path)
+
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert answer.headers["x-request-id"]
+
+
+async def test_a_body_that_is_too_large_is_refused_by_its_length_and_as_it_comes(tmp_path: Path) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield b" " * MIB
+
+    headers = {"content-type": "application/json"}
+    async with running(tmp_path, http=HttpSettings(max_body=MIB)) as gateway:
+        for content in (b" " * 40 * MIB, pieces()):
+            answer = await gateway.http.post("/v1/chat/completions", content=content, headers=headers)
+
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_more_in_flight_than_allowed_is_refused_with_a_time(tmp_path: Path) -> None:
+    first_sent, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        body = json.dumps(a_body("Hello")).encode()
+        yield body[:10]
+        first_sent.set()
+        await may_go_on.wait()
+        yield body[10:]
+
+    async with running(tmp_path, http=HttpSettings(max_in_flight=1)) as gateway:
+        headers = {"content-type": "application/json"}
+        slow = asyncio.create_task(gateway.http.post("/v1/chat/completions", content=slowly(), headers=headers))
+        await first_sent.wait()
+        async with asyncio.timeout(PATIENCE_S):
+            while (await gateway.chat("Hello")).status_code != 503:
+                pass
+        refused = await gateway.chat("Hello")
+        may_go_on.set()
+
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert int(refused.headers["retry-after-ms"]) > 0
+        assert (await slow).status_code == 200
+
+
+async def test_health_readiness_and_metrics_need_no_key(gateway: Gateway) -> None:
+    await gateway.chat("Hello")
+    async with httpx2.AsyncClient(base_url=gateway.url) as client:
+        alive, ready, metrics = [await client.get(path) for path in ("/healthz", "/readyz", "/metrics")]
+
+    assert (alive.status_code, ready.status_code) == (200, 200)
+    assert ready.json() == {"ready": True, "faults": {}}
+    assert 'pointsman_http_requests_total{route="/v1/chat/completions",status="200"} 1.0' in metrics.text
+
+
+async def test_paths_and_models_that_are_not_there_make_no_series(gateway: Gateway) -> None:
+    for i in range(5):
+        await gateway.http.get(f"/v1/nothing/{i}")
+        await gateway.chat("Hello", model=f"gpt-{i}")
+
+    text = (await gateway.http.get("/metrics")).text
+    assert "nothing" not in text
+    assert "gpt-" not in text

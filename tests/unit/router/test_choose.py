@@ -1,0 +1,265 @@
+"""Rules come before the score, each with its reason; what fits nowhere is told what would."""
+
+from collections.abc import Mapping
+from decimal import Decimal
+
+import pytest
+
+from policies.deployments import Deployment, Modality, Tier
+from policies.pricing import Meter, Price
+from policies.tenants import Tenant
+from router.choose import Chosen, NoRoute, choose
+from router.complexity import Score
+
+CHAT = "/v1/chat/completions"
+HARD = "Prove that the square root of 2 is irrational, then discuss why the argument fails for 4."
+LONG = "word " * 10_000
+
+
+def a_price(usd: str) -> Price:
+    return Price({Meter.INPUT: Decimal(usd), Meter.OUTPUT: Decimal(usd)}, "test")
+
+
+def a_deployment(
+    name: str,
+    tier: Tier = Tier.LIGHT,
+    *,
+    usd: str | None = "1",
+    window: int = 8_192,
+    modalities: frozenset[Modality] = frozenset({Modality.TEXT}),
+) -> Deployment:
+    price = None if usd is None else a_price(usd)
+    return Deployment(name, "gpu", f"model-of-{name}", tier, window=window, modalities=modalities, price=price)
+
+
+LIGHT = a_deployment("small", Tier.LIGHT, usd="1")
+HEAVY = a_deployment("big", Tier.HEAVY, usd="10", window=32_768)
+
+
+def a_chat(content: object = "Say hello", **more: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": content}], **more}
+
+
+def decide(
+    model: str = "auto",
+    body: Mapping[str, object] | None = None,
+    *deployments: Deployment,
+    tenant: Tenant | None = None,
+    endpoint: str = CHAT,
+    max_usd: str | None = None,
+) -> Chosen | NoRoute:
+    return choose(
+        endpoint,
+        model,
+        body or a_chat(),
+        tenant=tenant or Tenant("t"),
+        deployments={each.name: each for each in deployments or (LIGHT, HEAVY)},
+        max_usd=None if max_usd is None else Decimal(max_usd),
+    )
+
+
+def chosen(result: Chosen | NoRoute) -> Chosen:
+    assert isinstance(result, Chosen), result
+    return result
+
+
+def refused(result: Chosen | NoRoute) -> NoRoute:
+    assert isinstance(result, NoRoute), result
+    return result
+
+
+def test_auto_sends_easy_jobs_to_light_and_hard_ones_to_heavy_by_score() -> None:
+    easy, hard = chosen(decide()).route, chosen(decide("auto", a_chat(HARD))).route
+
+    assert (easy.deployment, easy.tier, easy.lane) == ("small", Tier.LIGHT, "gpu.text.light")
+    assert (hard.deployment, hard.tier) == ("big", Tier.HEAVY)
+    assert easy.score is not None and hard.score is not None and easy.score < hard.score
+    assert "asks for a proof" in hard.reasons
+
+
+def test_another_score_and_threshold_can_be_put_in() -> None:
+    def half(body: Mapping[str, object]) -> Score:
+        return Score(0.5, ("half",))
+
+    def tier(threshold: float) -> Tier:
+        deployments = {"small": LIGHT, "big": HEAVY}
+        result = choose(
+            CHAT, "auto", a_chat(), tenant=Tenant("t"), deployments=deployments, threshold=threshold, score=half
+        )
+        return chosen(result).route.tier
+
+    assert (tier(0.5), tier(0.51)) == (Tier.HEAVY, Tier.LIGHT)
+
+
+@pytest.mark.parametrize(("model", "expected"), [("auto:light", "small"), ("auto:heavy", "big"), ("big", "big")])
+def test_a_name_decides_without_a_score(model: str, expected: str) -> None:
+    route = chosen(decide(model, a_chat(HARD))).route
+
+    assert (route.deployment, route.score) == (expected, None)
+    assert route.reasons[0].startswith("asked for")
+
+
+def test_aliases_lead_to_a_deployment_or_to_auto_and_are_told() -> None:
+    tenant = Tenant("t", aliases={"gpt-4o": "best", "best": "auto:heavy", "small": "small"})
+
+    assert chosen(decide("gpt-4o", tenant=tenant)).route.deployment == "big"
+    assert chosen(decide("gpt-4o", tenant=tenant)).route.reasons == ("alias 'gpt-4o'", "asked for heavy")
+    assert chosen(decide("small", tenant=tenant)).route.deployment == "small"
+
+
+@pytest.mark.parametrize(
+    "aliases",
+    [{"x": "y", "y": "x"}, {"x": "nowhere"}, {f"{n}": f"{n + 1}" for n in range(100)} | {"x": "0"}, {}],
+)
+def test_what_leads_nowhere_is_not_found_and_says_what_there_is(aliases: dict[str, str]) -> None:
+    result = refused(decide("x", tenant=Tenant("t", aliases=aliases)))
+
+    assert (result.code, result.param) == ("model_not_found", "model")
+    assert "'auto:heavy'" in result.message and "'small'" in result.message
+
+
+def test_a_message_shows_a_bounded_part_of_a_name() -> None:
+    result = refused(decide("x" * 1_000_000))
+
+    assert len(result.message) < 500
+
+
+def test_a_deployment_that_the_tenant_may_not_use_is_not_found_and_never_chosen() -> None:
+    tenant = Tenant("t", deployments=frozenset({"small"}))
+
+    assert refused(decide("big", tenant=tenant)).code == "model_not_found"
+    assert "'big'" not in refused(decide("other", tenant=tenant)).message
+    route = chosen(decide("auto", a_chat(HARD), tenant=tenant)).route
+    assert (route.deployment, route.score, route.reasons) == ("small", None, ("only light is there",))
+
+
+def test_a_long_chat_that_ends_in_ok_continue_goes_where_it_fits() -> None:
+    body: dict[str, object] = {
+        "messages": [{"role": "user", "content": LONG}, {"role": "user", "content": "ok continue"}]
+    }
+    route = chosen(decide("auto", body)).route
+
+    assert (route.deployment, route.score) == ("big", None)
+    assert "tokens fit only heavy" in route.reasons[-1]
+
+
+def test_the_other_tier_is_taken_when_the_wanted_one_does_not_fit() -> None:
+    route = chosen(decide("auto:light", a_chat(LONG))).route
+
+    assert route.deployment == "big"
+    assert route.reasons[0] == "asked for light"
+    assert "fit only heavy" in route.reasons[1]
+
+
+def test_the_room_for_the_answer_is_part_of_the_window() -> None:
+    assert chosen(decide("small", a_chat(max_tokens=8_000))).estimate.output_tokens == 8_000
+    assert refused(decide("small", a_chat(max_tokens=8_192))).code == "context_length_exceeded"
+
+
+def test_several_answers_share_a_window_but_are_all_paid() -> None:
+    assert chosen(decide("small", a_chat(max_tokens=8_000, n=3))).estimate.output_tokens == 24_000
+
+
+def test_too_long_for_all_is_told_with_the_largest_window() -> None:
+    result = refused(decide("auto", a_chat(LONG * 10)))
+
+    assert (result.code, result.param) == ("context_length_exceeded", "messages")
+    assert "32,768" in result.message and "'big'" in result.message
+
+
+def test_too_long_for_the_named_one_is_told_what_would_fit() -> None:
+    result = refused(decide("small", a_chat(LONG)))
+
+    assert result.code == "context_length_exceeded"
+    assert "Would fit: 'big'" in result.message
+
+
+def test_a_modality_goes_only_where_it_is_taken() -> None:
+    sees = a_deployment("sees", Tier.HEAVY, modalities=frozenset({Modality.TEXT, Modality.IMAGE}))
+    picture = a_chat([{"type": "text", "text": "What is it?"}, {"type": "image_url"}])
+
+    route = chosen(decide("auto", picture, LIGHT, sees)).route
+    assert (route.deployment, route.lane) == ("sees", "gpu.image.heavy")
+    assert route.reasons == ("only heavy takes this modality",)
+    named = refused(decide("small", picture, LIGHT, sees))
+    assert (named.code, named.param) == ("no_route", "model")
+    assert "image" in named.message and "Would fit: 'sees'" in named.message
+    nobody = refused(decide("auto", picture))
+    assert (nobody.code, nobody.param) == ("no_route", "messages")
+    assert "image" in nobody.message
+
+
+def test_all_modalities_of_a_job_must_be_taken_by_one_deployment() -> None:
+    sees = a_deployment("sees", modalities=frozenset({Modality.IMAGE}))
+    reads = a_deployment("reads", modalities=frozenset({Modality.DOCUMENT}))
+    both = a_chat([{"type": "image_url"}, {"type": "file"}])
+
+    assert "document and image" in refused(decide("auto", both, sees, reads)).message
+
+
+def test_embeddings_are_fitted_by_their_longest_input_and_have_no_output() -> None:
+    embeds = a_deployment("embeds", window=512, modalities=frozenset({Modality.EMBEDDING}))
+    body: dict[str, object] = {"input": ["word " * 100] * 50}
+
+    result = chosen(decide("auto", body, embeds, endpoint="/v1/embeddings"))
+
+    assert result.route.modality is Modality.EMBEDDING
+    assert result.estimate.output_tokens == 0
+    assert result.estimate.input_tokens > 512
+
+
+def test_of_one_tier_the_cheapest_is_taken_unknown_prices_last_and_ties_by_name() -> None:
+    dear, unknown = a_deployment("a", usd="5"), a_deployment("b", usd=None)
+    cheap, twin = a_deployment("d", usd="1"), a_deployment("c", usd="1")
+
+    assert chosen(decide("auto", None, dear, unknown, cheap, twin)).route.deployment == "c"
+    assert chosen(decide("auto", None, unknown, dear)).route.deployment == "a"
+    assert chosen(decide("auto", None, unknown)).route.deployment == "b"
+
+
+def test_the_estimate_is_priced_exactly_and_unknown_is_none() -> None:
+    estimate = chosen(decide("small", a_chat(max_tokens=1_000))).estimate
+
+    assert estimate.usd == Decimal(estimate.input_tokens + 1_000) / 1_000_000
+    assert chosen(decide("auto", None, a_deployment("b", usd=None))).estimate.usd is None
+
+
+def test_above_max_usd_the_cheapest_that_fits_is_taken_and_told() -> None:
+    route = chosen(decide("auto", a_chat(HARD), max_usd="0.002")).route
+
+    assert route.deployment == "small"
+    assert route.reasons[-1] == "max_usd: the cheapest that fits"
+
+
+def test_within_max_usd_nothing_changes() -> None:
+    assert chosen(decide("auto", a_chat(HARD), max_usd="1")).route.deployment == "big"
+
+
+def test_above_max_usd_everywhere_is_refused_with_the_price() -> None:
+    result = refused(decide("auto", a_chat(max_tokens=1_000), max_usd="0.0001"))
+
+    assert (result.code, result.param) == ("no_route", "pointsman.max_usd")
+    assert "'small'" in result.message and "$0.0010" in result.message
+
+
+def test_an_unknown_price_is_above_every_max_usd() -> None:
+    unknown = a_deployment("free", usd=None)
+
+    assert "no known price" in refused(decide("auto", None, unknown, max_usd="1000")).message
+    assert chosen(decide("auto", None, unknown, HEAVY, max_usd="1")).route.deployment == "big"
+
+
+def test_the_callers_text_is_in_no_message_or_reason() -> None:
+    body = a_chat("xyzzy " * 100_000)
+
+    assert "xyzzy" not in refused(decide("auto", body)).message
+    assert "xyzzy" not in " ".join(chosen(decide("auto", a_chat("Prove xyzzy"))).route.reasons)
+
+
+def test_without_any_deployment_the_operator_is_named() -> None:
+    assert "operator" in refused(decide("auto", tenant=Tenant("t", deployments=frozenset()))).message
+
+
+@pytest.mark.parametrize("body", [{"messages": [None]}, {"messages": [{"role": [], "content": {"a": 1}}]}, {}])
+def test_odd_bodies_are_routed_not_raised(body: dict[str, object]) -> None:
+    assert isinstance(choose(CHAT, "auto", body, tenant=Tenant("t"), deployments={"small": LIGHT}), Chosen)

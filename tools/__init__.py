@@ -1,0 +1,1 @@
+"""What the makefile and the tests need and the product does not."""

@@ -1,0 +1,1 @@
+"""A real Apache Kafka from its jars, for tests and drills."""

@@ -1,0 +1,7 @@
+"""`python -m tools.kafka fetch | run | start | stop`."""
+
+import sys
+
+from tools.kafka.broker import main
+
+sys.exit(main())
