@@ -46,7 +46,8 @@ from router.wakeups import Wakeups
 log = structlog.get_logger(__name__)
 
 INLINE_RESULT = 64 * 1024
-LONGEST_PARK_S = 30.0
+LONGEST_WAIT_S = 600.0  # then quotas and settings are looked at again
+UNKNOWN_DEPLOYMENT_S = 30.0
 AWAY_S = 1.0  # between two tries while Redis, the log or the object store is away
 
 Kept = TypeVar("Kept")
@@ -102,7 +103,7 @@ class Attempt:
         """What became of it. Never raises for Redis, the log, the object store or the backend being away."""
         deployment = self.deployments.get(job.route.deployment)
         if deployment is None:
-            return Later(LONGEST_PARK_S, "unknown_deployment")
+            return Later(UNKNOWN_DEPLOYMENT_S, "unknown_deployment")
         try:
             claim = await self.board.claim(job, owner, lease_s=self.lease_s)
         except BoardUnavailableError:
@@ -168,7 +169,9 @@ class _OneAttempt:
         if claim.open_attempt is not None:
             await self._charge_lost(claim.open_attempt)
             if not self._job.reruns_allowed and type(claim) is Run:
-                return await self._fail("may_have_run", "Its process died during the call, and this tenant refuses reruns.")
+                return await self._fail(
+                    "may_have_run", "Its process died during the call, and this tenant refuses reruns."
+                )
         match claim:
             case Cancelled():
                 return await self._end(JobState.CANCELLED)
@@ -199,11 +202,11 @@ class _OneAttempt:
             case Granted():
                 return None
             case Wait(seconds, limit):
-                wait = Later(min(max(seconds, 0.01), LONGEST_PARK_S), f"quota_{limit}")
-            case Exhausted(limit):
-                wait = Later(LONGEST_PARK_S, f"quota_{limit}")
-        await steps.board.release(job, self._owner, undo_delivery=False)
-        return wait
+                wait = Later(min(max(seconds, 0.01), LONGEST_WAIT_S), f"quota_{limit}")
+            case Exhausted(limit):  # looked at again now and then, as the budget may be raised
+                wait = Later(LONGEST_WAIT_S, f"quota_{limit}")
+        due_at = await steps.board.release(job, self._owner, undo_delivery=False, wait_s=wait.seconds)
+        return replace(wait, due_at=due_at)
 
     async def _with_body(self) -> Job:
         job = self._job
@@ -252,7 +255,9 @@ class _OneAttempt:
             async with chunk_writer(self._steps.board, job, running.owner) as on_chunk:
                 return await self._closable(backend.call, job, on_chunk, so_far)
 
-    async def _closable(self, call: Callable[..., Awaitable[Answer]], job: Job, on_chunk: object, so_far: SoFar) -> Answer:
+    async def _closable(
+        self, call: Callable[..., Awaitable[Answer]], job: Job, on_chunk: object, so_far: SoFar
+    ) -> Answer:
         """The call as a task of its own, so that closing it is told apart from this task's own end."""
 
         async def upstream() -> Answer:
@@ -274,7 +279,9 @@ class _OneAttempt:
             result_at = await self._steps.until_it_works(lambda: self._steps.payloads.put(path, answer.body))
             result = b""
         attempted = self._attempted(answer.usage, "completed")
-        return await self._conclude(JobState.COMPLETED, attempted, result=result, result_at=result_at, usage=answer.usage)
+        return await self._conclude(
+            JobState.COMPLETED, attempted, result=result, result_at=result_at, usage=answer.usage
+        )
 
     async def _after(self, error: BackendError) -> Outcome:
         decision = self._steps.retries.decide(
@@ -299,7 +306,7 @@ class _OneAttempt:
         match decision:
             case Again(seconds):
                 await self._close(attempted)
-                return await self._released(Later(seconds, str(error.failure), retry=True), undo_delivery=True)
+                return await self._released(Later(seconds, str(error.failure)), undo_delivery=True)
             case GiveUp(reason):
                 problem = {
                     "message": error.detail,
@@ -315,7 +322,9 @@ class _OneAttempt:
                 return await self._conclude(JobState.CANCELLED, self._attempted(usage, "cancelled"), usage=usage)
             case Stop.EXPIRED:
                 attempted = self._attempted(usage, "expired")
-                return await self._conclude(JobState.EXPIRED, attempted, usage=usage, error=_problem("expired", _TOO_LATE))
+                return await self._conclude(
+                    JobState.EXPIRED, attempted, usage=usage, error=_problem("expired", _TOO_LATE)
+                )
             case Stop.LOST:
                 await self._close(self._attempted(usage, "late"))
                 return Later(self._steps.lease_s, "lost")
@@ -324,7 +333,7 @@ class _OneAttempt:
                 return await self._released(Left(), undo_delivery=True)
 
     async def _charge_lost(self, attempt: int) -> None:
-        """An attempt whose process died in it: it may have been served and billed, so its input is charged, estimated."""
+        """An attempt whose process died in it: it may have been billed, so its input is charged, as an estimate."""
         usage = Usage(input=self._job.estimate.input_tokens, basis=Basis.ESTIMATED)
         await self._close(self._attempted(usage, "lost", attempt=attempt))
 
@@ -378,7 +387,7 @@ class _OneAttempt:
         )
         entries = [OutboxEntry(f"{job.id}:event", at, event)]
         if attempted is not None:
-            entries.append(self._entry(attempted, at))
+            entries.append(self._entry(attempted, at, concluded=True))
         if self._rerun:  # an earlier attempt's lines may still wait, or the finish's answer was lost
             await steps.until_it_works(lambda: steps.outbox.drain(job.tenant, job_id=job.id))
         else:
@@ -390,20 +399,19 @@ class _OneAttempt:
         self._rerun = True
         at = await steps.until_it_works(lambda: steps.board.close_attempt(job, attempted))
         self._tally.add(tokens=attempted.tokens, usd=total(attempted.lines), concluded=False, retried=True)
-        await steps.until_it_works(lambda: steps.outbox.publish(job.tenant, [self._entry(attempted, at)]))
-
-    def _entry(self, attempted: Attempted, at: float) -> OutboxEntry:
-        text = ledger.attempt_text(
-            self._job, attempted.attempt, attempted.microbatch, attempted.lines, attempted.tokens
+        await steps.until_it_works(
+            lambda: steps.outbox.publish(job.tenant, [self._entry(attempted, at, concluded=False)])
         )
-        return OutboxEntry(f"{self._job.id}:{attempted.attempt}", at, text)
+
+    def _entry(self, attempted: Attempted, at: float, *, concluded: bool) -> OutboxEntry:
+        return OutboxEntry(f"{self._job.id}:{attempted.attempt}", at, attempted.text(self._job, concluded=concluded))
 
     async def _refund(self) -> None:
         for scope in self._scopes:
             await self._steps.until_it_works(partial(self._steps.quotas.refund, scope, self.running.rid))
 
     async def _put_back(self, outcome: Later) -> Outcome:
-        """Nothing was called: give the quota and the lease back, as far as that works now; both run out by themselves."""
+        """Nothing was called: give quota and lease back, as far as that works; both run out by themselves."""
         try:
             for scope in self._scopes:
                 await self._steps.quotas.refund(scope, self.running.rid)
@@ -411,12 +419,14 @@ class _OneAttempt:
             return outcome
         return await self._released(outcome, undo_delivery=False)
 
-    async def _released(self, outcome: Outcome, *, undo_delivery: bool) -> Outcome:
+    async def _released(self, outcome: Later | Left, *, undo_delivery: bool) -> Outcome:
+        wait_s = outcome.seconds if isinstance(outcome, Later) else 0.0
         try:
-            await self._steps.board.release(self._job, self._owner, undo_delivery=undo_delivery)
+            due_at = await self._steps.board.release(self._job, self._owner, undo_delivery=undo_delivery, wait_s=wait_s)
         except BoardUnavailableError:
             log.warning("lease_not_released", job=self._job.id)
-        return outcome
+            return outcome
+        return replace(outcome, due_at=due_at) if isinstance(outcome, Later) else outcome
 
 
 _TOO_LATE = "The deadline passed before the job was finished."

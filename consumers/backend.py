@@ -56,7 +56,7 @@ class Backend(Protocol):
     async def call(
         self, job: Job, deployment: Deployment, *, attempt: int, on_chunk: OnChunk | None, so_far: "SoFar"
     ) -> Answer:
-        """The whole answer. Where `on_chunk` is given it gets every `chat.completion.chunk`, as JSON bytes, as it comes.
+        """The whole answer. With `on_chunk`: also every `chat.completion.chunk`, as JSON bytes, as it comes.
 
         An answer's and a chunk's `id` is `chatcmpl-` with the job's id, its `model` the deployment's name.
         """

@@ -26,10 +26,9 @@ LARGEST_EVENT = 1024 * 1024  # bytes
 LARGEST_REFUSAL = 64 * 1024  # bytes of an error's body that are read
 LARGEST_LISTING = 1024 * 1024  # bytes of a list of models that are read
 TAIL_S = 5.0  # how long usage and [DONE] may come after the last finish reason
-CLOSE_S = 0.05  # how long the end of the response may come after [DONE]; else its connection is not used again
+CLOSE_S = 0.05  # how long the end of the response may come after [DONE]
 PING_S = 5.0
-# vLLM and llama.cpp close idle connections after 5 s; ours are dropped before that can happen under a call.
-KEEP_ALIVE_S = 3.0
+KEEP_ALIVE_S = 3.0  # vLLM closes idle connections after 5 s; ours are dropped before that can happen under a call
 DECODER = json.JSONDecoder(parse_constant=lambda _: None)  # made once: making one takes longer than a chunk
 
 
@@ -48,14 +47,20 @@ class GpuBackend:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, secrets: Mapping[str, str | None], *, connections: int = 1000
+        cls, secrets: Mapping[str, str | None], *, connections: int = 1000, reuse: bool = False
     ) -> AsyncGenerator["GpuBackend", None]:
-        """One for a process. `secrets` are API keys by deployment; calls beyond `connections` wait to connect."""
+        """One for a process. `secrets` are API keys by deployment; calls beyond `connections` wait to connect.
+
+        Each call has a connection of its own: llama.cpp promises to keep one alive and closes it after
+        every stream, under the call that comes next. `reuse` saves the handshake where a server is known to behave.
+        """
         trace = aiohttp.TraceConfig()
         trace.on_request_headers_sent.append(_note_sent)
         # aiohttp repeats a failed request by itself only for idempotent methods, which POST is not.
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=KEEP_ALIVE_S),
+            connector=aiohttp.TCPConnector(
+                limit=connections, force_close=not reuse, keepalive_timeout=KEEP_ALIVE_S if reuse else None
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"accept-encoding": "identity", "user-agent": "pointsman"},
             trace_configs=[trace],
@@ -156,6 +161,10 @@ class _Exchange:
             if self._gathered.is_whole:
                 return self._whole()
             raise self._late("total", self._timeouts.total) from error
+        except RecursionError as error:
+            raise self._failed(
+                Failure.BACKEND_ERROR, "the backend's answer is nested too deeply", code="answer_too_deep"
+            ) from error
 
     async def _answer(self, headers: Mapping[str, str]) -> Answer:
         response = await self._send(headers)
@@ -372,7 +381,7 @@ async def _read(response: aiohttp.ClientResponse, at_most: int) -> bytes:
 
 
 async def _wait_for_end(content: aiohttp.StreamReader) -> None:
-    """So that the connection can be used again; without, it is closed."""
+    """So that the server sees its answer taken, not broken off, and the connection can be used again."""
     try:
         async with asyncio.timeout(CLOSE_S):
             await content.readany()

@@ -7,7 +7,7 @@ LONGEST_DETAIL = 2000
 
 
 async def bury(log: Log, delivery: Delivery, reason: str, detail: str) -> None:
-    """Put a record on `jobs.dead`. Raises `LogUnavailableError`: then the record is not done, and this may run again."""
+    """Put a record on `jobs.dead`. Raises `LogUnavailableError`: then it is not done, and this may run again."""
     headers = {name: value for name, value in delivery.record.headers.items() if name != "authorization"}
     headers |= {
         "dead-reason": reason,

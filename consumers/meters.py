@@ -17,7 +17,10 @@ class WorkerMeters:
             "pointsman_unpriced_attempts_total", "Attempts whose price is not in the book", registry=registry
         )
         self._sizes = Histogram(
-            "pointsman_microbatch_jobs", "Jobs in a microbatch", buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=registry
+            "pointsman_microbatch_jobs",
+            "Jobs in a microbatch",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+            registry=registry,
         )
 
     def outcome(self, outcome: Outcome) -> None:

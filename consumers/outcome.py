@@ -12,11 +12,11 @@ class Concluded:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Look at it again in `seconds`; the record stays open. `retry` when an attempt was made and failed."""
+    """Look at it again in `seconds`. `due_at`, on the board's clock, where the board holds it back until then."""
 
     seconds: float
     reason: str
-    retry: bool = False
+    due_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """One round."""
+        await self.board.beat()
         for tenant in self.tenants:
             unpublished, overdue = await self.board.sweep(
                 tenant, unpublished_s=UNPUBLISHED_S, lease_s=self.lease_s, most=AT_ONCE

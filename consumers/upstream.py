@@ -37,7 +37,10 @@ def upstream(body: bytes, deployment: Deployment) -> Upstream:
     sent = {key: value for key, value in asked.items() if key not in OURS}
     sent |= _output_bounds(asked, deployment.max_output)
     sent |= {"model": deployment.model, "stream": True, "stream_options": {"include_usage": True}}
-    return Upstream(compact(sent), choices(asked), wants_usage(asked))
+    try:
+        return Upstream(compact(sent), choices(asked), wants_usage(asked))
+    except RecursionError as error:
+        raise BackendError(Failure.REJECTED, "the body is nested too deeply", code="invalid_json") from error
 
 
 def parsed(body: bytes) -> Object:

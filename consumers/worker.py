@@ -11,6 +11,7 @@ import structlog
 from ulid import ULID
 
 from consumers.attempt import Attempt, Stop
+from consumers.breaker import Breaker
 from consumers.dead import bury
 from consumers.fair import FairQueue
 from consumers.meters import WorkerMeters
@@ -21,13 +22,15 @@ from policies.deployments import Deployment
 from policies.scripts import BoardUnavailableError
 from router import topics
 from router.board import CancelRequested, Lost
-from router.envelope import EnvelopeError, from_record
+from router.envelope import EnvelopeError, from_record, postponed
+from router.epoch import Epoch
 from router.job import Job
 from router.log import Delivery, Log, LogUnavailableError, Record, Subscription
 
 log = structlog.get_logger(__name__)
 
 AWAY_S = 0.5
+LONGEST_PARK_S = 30.0  # what waits longer does so on a retry topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,9 @@ class Worker:
     deployments: Mapping[str, Deployment]
     bounds: Bounds
     meters: WorkerMeters
+    epoch: Epoch
     clock: Callable[[], float] = time.monotonic
+    breaker: Breaker = field(default_factory=Breaker)
     _queues: dict[str, FairQueue[_Ticket]] = field(default_factory=dict)
     _open: Microbatches[_Ticket] = field(default_factory=Microbatches)
     _parked: list[tuple[float, int, _Ticket]] = field(default_factory=list)
@@ -79,7 +84,11 @@ class Worker:
         """Work until `stop`; then finish what runs, as far as `drain_s` allows, and give back the rest."""
         self._polled_at = self.clock()
         async with self.log.subscribe(self.topics, group=self.group) as subscription, asyncio.TaskGroup() as tasks:
-            keepers = [tasks.create_task(self._renew()), tasks.create_task(self.attempt.wakeups.follow())]
+            keepers = [
+                tasks.create_task(self._renew()),
+                tasks.create_task(self.attempt.wakeups.follow()),
+                tasks.create_task(self.epoch.follow()),
+            ]
             stopping = asyncio.Event()
             dispatcher = tasks.create_task(self._dispatch(tasks, subscription, stopping))
             await self._poll(tasks, subscription, stop)
@@ -117,7 +126,7 @@ class Worker:
         return taken
 
     def _room(self) -> int:
-        if self._held_bytes >= self.bounds.look_ahead_bytes:
+        if self.breaker.is_open or self.epoch.fault is not None or self._held_bytes >= self.bounds.look_ahead_bytes:
             return 0
         return max(0, self.bounds.look_ahead - self._held)
 
@@ -129,6 +138,7 @@ class Worker:
             job = from_record(delivery.record)
         except EnvelopeError as error:
             log.error("record_undecodable", topic=delivery.topic, position=delivery.position, error=str(error))
+            self.breaker.add(dead=True)
             tasks.create_task(self._bury(subscription, delivery, size, Dead("undecodable", str(error))))
             return
         self._queue(_Ticket(job, delivery, size))
@@ -146,7 +156,8 @@ class Worker:
             while self._parked and self._parked[0][0] <= now:
                 self._queue(heapq.heappop(self._parked)[2])
             for name, queue in self._queues.items():
-                self._fill(name, queue, now)
+                if self.epoch.fault is None:
+                    self._fill(name, queue, now)
             for tickets in self._open.close(now):
                 tasks.create_task(self._run_microbatch(tasks, subscription, tickets))
             await self._next_change()
@@ -192,9 +203,7 @@ class Worker:
             record = Record(tally.text(self.clock()).encode(), {"version": "1", "id": microbatch})
             await self.attempt.until_it_works(lambda: self.log.append(topics.CHARGES, record))
 
-    async def _run(
-        self, tasks: asyncio.TaskGroup, subscription: Subscription, ticket: _Ticket, tally: Tally
-    ) -> None:
+    async def _run(self, tasks: asyncio.TaskGroup, subscription: Subscription, ticket: _Ticket, tally: Tally) -> None:
         job, delivery = ticket.job, ticket.delivery
         ticket.tries += 1
         owner = f"{self.attempt.wakeups.channel}|{delivery.topic}|{delivery.position}|{ticket.tries}"
@@ -207,16 +216,34 @@ class Worker:
             self._running[job.route.deployment] -= 1
             self._changed.set()
         self.meters.outcome(outcome)
+        if isinstance(outcome, Concluded | Dead):
+            self.breaker.add(dead=isinstance(outcome, Dead))
         match outcome:
             case Concluded():
                 await self._done(subscription, delivery, ticket.size)
-            case Later(seconds):
-                heapq.heappush(self._parked, (self.clock() + seconds, next(self._order), ticket))
-                self._changed.set()
+            case Later(seconds, reason, due_at):
+                if seconds > LONGEST_PARK_S and due_at is not None:
+                    tasks.create_task(self._postpone(subscription, ticket, seconds, due_at, reason))
+                else:
+                    self._park(ticket, seconds)
             case Dead():
                 tasks.create_task(self._bury(subscription, delivery, ticket.size, outcome))
             case Left():
                 return
+
+    def _park(self, ticket: _Ticket, seconds: float) -> None:
+        """Keep it in memory; its record stays open."""
+        heapq.heappush(self._parked, (self.clock() + seconds, next(self._order), ticket))
+        self._changed.set()
+
+    async def _postpone(
+        self, subscription: Subscription, ticket: _Ticket, seconds: float, due_at: float, reason: str
+    ) -> None:
+        """Let it wait on a retry topic; only once it is there is this record done."""
+        record = postponed(ticket.delivery.record, ticket.job.topic, due_at=due_at, reason=reason)
+        topic = topics.retry_topic(seconds)
+        await self.attempt.until_it_works(lambda: self.log.append(topic, record))
+        await self._done(subscription, ticket.delivery, ticket.size)
 
     async def _bury(self, subscription: Subscription, delivery: Delivery, size: int, dead: Dead) -> None:
         await self.attempt.until_it_works(lambda: bury(self.log, delivery, dead.reason, dead.detail))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from ulid import ULID
@@ -11,10 +11,12 @@ from gateway.openai import ChatRequest
 from policies.deployments import Deployment
 from policies.keys import KeyHolder
 from policies.quota import Exhausted, Granted, Quotas, Rooms, Scope, Wait, deployment_scope, tenant_scope
+from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
 from router import envelope
 from router.board import Accepted, Board, JobView, KeyReused, QueueFull, Same
 from router.choose import Chosen, NoRoute, choose
+from router.epoch import Epoch
 from router.job import Job, JobState
 from router.log import Log, LogUnavailableError
 from router.outbox import reservation_id
@@ -63,7 +65,7 @@ class Acceptance:
 
     view: JobView
     existing: bool = False
-    rooms: Rooms = Rooms()
+    rooms: Rooms = field(default_factory=Rooms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Desk:
     """Accepts jobs. `threshold` is the complexity from which `auto` is heavy."""
 
     board: Board
+    epoch: Epoch
     log: Log
     quotas: Quotas
     payloads: Payloads
@@ -94,6 +97,8 @@ class Desk:
 
         Raises the errors of this module, `LogUnavailableError`, `BoardUnavailableError`, `PayloadUnavailableError`.
         """
+        if self.epoch.fault is not None:  # an idempotency key would be taken for a new one
+            raise BoardUnavailableError(self.epoch.fault)
         tenant = self.tenants.get(holder.tenant)
         if tenant is None:
             raise UnknownTenantError(holder.tenant)
@@ -125,9 +130,7 @@ class Desk:
             await self.payloads.remove(job.payload.path)
         return await self._refused(answer, tenant.name, channel)
 
-    def _choose(
-        self, endpoint: str, request: ChatRequest, values: Mapping[str, object], tenant: Tenant
-    ) -> Chosen:
+    def _choose(self, endpoint: str, request: ChatRequest, values: Mapping[str, object], tenant: Tenant) -> Chosen:
         route = choose(
             endpoint,
             request.model,

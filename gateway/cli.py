@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 import yaml
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 from gateway import logs, valkey, wiring
@@ -29,12 +30,17 @@ from router import topics
 from router.costs import DAYS_KEPT, Spent, spent
 from router.ledger import plain
 from router.log import LogUnavailableError
+from router.rebuild import Rebuilt, begin, rebuild
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="A gateway that makes model calls jobs which cannot be lost.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="A gateway that makes model calls jobs which cannot be lost."
+)
 serve_app = typer.Typer(no_args_is_help=True, help="One process of a cluster.")
+board_app = typer.Typer(no_args_is_help=True, help="The state of jobs in Redis.")
 keys_app = typer.Typer(no_args_is_help=True, help="API keys: made, listed and revoked.")
 app.add_typer(serve_app, name="serve")
 app.add_typer(keys_app, name="keys")
+app.add_typer(board_app, name="board")
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -113,7 +119,9 @@ def serve_worker(
     until_stdin_closes: StdinOption = False,
 ) -> None:
     """A worker for one backend."""
-    _serve(config, lambda processes, settings: processes.worker(settings, backend, until_stdin_closes=until_stdin_closes))
+    _serve(
+        config, lambda processes, settings: processes.worker(settings, backend, until_stdin_closes=until_stdin_closes)
+    )
 
 
 @serve_app.command("sweeper")
@@ -155,7 +163,9 @@ def topics_command(
 def costs_command(
     config: ConfigOption = None,
     data: DataOption = None,
-    by: Annotated[GroupBy, typer.Option(help="What a row is. batch: what a worker dispatched together.")] = GroupBy.TENANT,
+    by: Annotated[
+        GroupBy, typer.Option(help="What a row is. batch: what a worker dispatched together.")
+    ] = GroupBy.TENANT,
     days: Annotated[int, typer.Option(min=1, max=DAYS_KEPT, help="How many days, today included.")] = DAYS_KEPT,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row.")] = False,
 ) -> None:
@@ -234,6 +244,28 @@ def keys_revoke(id: str, config: ConfigOption = None, data: DataOption = None) -
     out.print(f"{id} is revoked.")
 
 
+@board_app.command("rebuild")
+def board_rebuild(config: ConfigOption = None, data: DataOption = None) -> None:
+    """Make a lost board anew from the log: what is over, what it cost. Then jobs run again."""
+    settings = _reachable(_load(config, _environ(data)))
+
+    async def run() -> Rebuilt:
+        with Status("reading the log", console=err) as status:
+            async with wiring.core(settings) as core:
+                return await rebuild(
+                    core.log,
+                    core.board,
+                    progress=lambda done: status.update(f"{done.events} events, {done.attempts} attempts"),
+                )
+
+    done = _run(run())
+    out.print(
+        f"Read {done.events} events and {done.attempts} attempts; the board did not know "
+        f"{done.buried} of the jobs and {done.recounted} of the attempts. It is whole again.",
+        soft_wrap=True,
+    )
+
+
 @app.command("version")
 def version_command() -> None:
     """The version of this program."""
@@ -245,6 +277,7 @@ async def _topics(settings: Settings, *, create: bool) -> int:
         wanted = topics.all_topics(core.deployments)
         if create:
             await core.log.create(wanted)
+            await begin(core.log, core.board)
         found = await core.log.topics()
     table = Table("topic", "partitions")
     for name in wanted:

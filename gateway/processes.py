@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
@@ -18,9 +19,14 @@ from starlette.routing import Route
 
 from gateway import wiring
 from gateway.settings import Settings, SettingsError
+from gateway.wiring import Core
 from router import topics
 from router.log import Log
+from router.rebuild import begin
 from router.wakeups import Wakeups
+
+if TYPE_CHECKING:
+    from gateway.services import Services
 
 log = structlog.get_logger(__name__)
 
@@ -32,12 +38,23 @@ TOPICS_RETRY_S = 1.0
 
 async def http(settings: Settings, *, until_stdin_closes: bool = False) -> None:
     """The HTTP process."""
+    async with wiring.core(settings) as core:
+        wakeups = Wakeups(core.redis, role="http")
+        await serve_api(wiring.services(core, wakeups), core, wakeups, until_stdin_closes=until_stdin_closes)
+
+
+async def serve_api(services: "Services", core: Core, wakeups: Wakeups, *, until_stdin_closes: bool = False) -> None:
+    """Serve the API with these until told to stop."""
     from gateway.app import create_app  # the other processes have no use for a web framework
 
-    async with wiring.core(settings) as core, asyncio.TaskGroup() as tasks:
-        wakeups = Wakeups(core.redis, role="http")
-        followers = [tasks.create_task(wakeups.follow()), tasks.create_task(core.keys.follow())]
-        server = _server(create_app(wiring.services(core, wakeups)), settings.http.host, settings.http.port)
+    http = core.settings.http
+    async with asyncio.TaskGroup() as tasks:
+        followers = [
+            tasks.create_task(wakeups.follow()),
+            tasks.create_task(core.keys.follow()),
+            tasks.create_task(core.epoch.follow()),
+        ]
+        server = _server(create_app(services), http.host, http.port)
         async with _stopping(until_stdin_closes) as stop:
             serving = tasks.create_task(_serve(server))
             _tune_garbage_collection()
@@ -60,10 +77,12 @@ async def worker(settings: Settings, backend: str, *, until_stdin_closes: bool =
         worker = wiring.worker(core, opened, backend, registry)
 
         async def fault() -> str | None:
+            if worker.breaker.is_open:
+                return "too many dead letters: nothing is taken any more. `pointsman dlq list` shows why; then restart"
             if worker.stalled_for > STALLED_S:
                 return f"the poll loop has not come round for {worker.stalled_for:.0f} s"
             await core.board.ping()
-            return None
+            return core.epoch.fault
 
         health = _health(registry, fault)
         where = settings.worker.health_host, settings.worker.health_port
@@ -85,7 +104,11 @@ async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> No
 
         health = _health(CollectorRegistry(), fault)
         where = settings.sweeper.health_host, settings.sweeper.health_port
-        async with _stopping(until_stdin_closes) as stop, _served(health, *where):
+        async with _stopping(until_stdin_closes) as stop, _served(health, *where), asyncio.TaskGroup() as tasks:
+            await _until_topics_exist(core.log, topics.FIXED)
+            await begin(core.log, core.board)
+            for retrier in wiring.retriers(core):
+                tasks.create_task(retrier.run(stop))
             log.info("sweeper_started")
             await sweeping.run(stop)
 
@@ -192,4 +215,3 @@ def _tune_garbage_collection() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-

@@ -1,7 +1,7 @@
 """Reads request bodies: never more than allowed, never more at a time than there is memory for."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from starlette.requests import Request
@@ -91,19 +91,22 @@ async def read(request: Request, held: Held, *, most: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
         raise TooLargeError(most)
+    now = asyncio.get_running_loop().time
+    ends = now() + BODY_TOTAL_S
     try:
-        async with asyncio.timeout(BODY_TOTAL_S):
-            return await _gather(request.receive, held, most)
+        async with asyncio.timeout(BODY_PIECE_S) as patience:
+            return await _gather(
+                request.receive, held, most, lambda: patience.reschedule(min(ends, now() + BODY_PIECE_S))
+            )
     except TimeoutError:
         raise SlowBodyError("the body did not come in time") from None
 
 
-async def _gather(receive: Receive, held: Held, most: int) -> bytes:
+async def _gather(receive: Receive, held: Held, most: int, be_patient: Callable[[], None]) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while True:
-        async with asyncio.timeout(BODY_PIECE_S):
-            message = await receive()
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise HungUpError("the client hung up while it sent the body")
         if piece := message.get("body", b""):
@@ -114,6 +117,7 @@ async def _gather(receive: Receive, held: Held, most: int) -> bytes:
             pieces.append(piece)
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        be_patient()
 
 
 def _check_content_type(header: str) -> None:

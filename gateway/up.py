@@ -15,6 +15,7 @@ from gateway import valkey, wiring
 from gateway.settings import Settings, load
 from policies.keys import check_not_public
 from router import topics
+from router.rebuild import begin
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +66,7 @@ async def _run(
             tasks.create_task(_keep(child, [*child.arguments, *common], _child_environ(environ), settings, stop))
         async with wiring.core(settings) as core:
             await core.log.create(topics.all_topics(core.deployments))
+            await begin(core.log, core.board)
             tenant = "default" if "default" in core.tenants else next(iter(core.tenants))
             new_key = None
             if wanted_key:
@@ -133,10 +135,10 @@ async def _end(process: asyncio.subprocess.Process, seconds: float) -> None:
 
 async def _say_ready(settings: Settings, tenant: str, new_key: str | None, out: Console) -> None:
     http = settings.http
-    host = "127.0.0.1" if http.host in ("0.0.0.0", "::") else http.host  # noqa: S104
+    host = "127.0.0.1" if http.host in ("0.0.0.0", "::") else http.host
     try:
         async with asyncio.timeout(READY_S):
-            while not await _is_ready(host, http.port):
+            while not await _is_ready(host, http.port):  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(READY_LOOK_S)
     except TimeoutError:
         out.print(f"[red]Not ready after {READY_S:.0f} s; the messages above say why.[/red]")
@@ -164,4 +166,3 @@ async def _is_ready(host: str, port: int) -> bool:
         return False
     finally:
         writer.close()
-

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO
 
 import structlog
 from redis.asyncio import Redis
@@ -61,9 +62,7 @@ async def running(folder: Path) -> AsyncGenerator[Embedded]:
 
     One that outlived its parent is found by its pid file and taken over: two on one folder destroy it.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    socket = _socket_path(folder)
-    found = _living(folder)
+    socket, found = _prepared(folder)
     if found is None:
         process: asyncio.subprocess.Process | None = await _start(folder, socket)
     else:
@@ -76,7 +75,17 @@ async def running(folder: Path) -> AsyncGenerator[Embedded]:
         yield Embedded(f"unix://{socket}", pid, taken_over=process is None)
     finally:
         await _stop(pid, process)
-        (folder / "valkey.pid").unlink(missing_ok=True)
+        _forget(folder)
+
+
+def _prepared(folder: Path) -> tuple[Path, int | None]:
+    """The socket, and the process id of a Valkey that runs there already."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return _socket_path(folder), _living(folder)
+
+
+def _forget(folder: Path) -> None:
+    (folder / "valkey.pid").unlink(missing_ok=True)
 
 
 def url_of_running(folder: Path) -> str | None:
@@ -99,8 +108,7 @@ def _binary() -> str:
 
 
 async def _start(folder: Path, socket: Path) -> asyncio.subprocess.Process:
-    socket.unlink(missing_ok=True)
-    with (folder / "valkey.log").open("ab") as output:
+    with _log_file(folder, socket) as output:
         process = await asyncio.create_subprocess_exec(
             _binary(),
             *("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
@@ -111,8 +119,18 @@ async def _start(folder: Path, socket: Path) -> asyncio.subprocess.Process:
             stderr=output,
             start_new_session=True,  # a Ctrl-C is for us: we stop it, last of all
         )
-    (folder / "valkey.pid").write_text(f"{process.pid}\n")
+    _remember(folder, process.pid)
     return process
+
+
+def _log_file(folder: Path, socket: Path) -> BinaryIO:
+    """Where its output goes; the socket of one that is gone would be in its way."""
+    socket.unlink(missing_ok=True)
+    return (folder / "valkey.log").open("ab")
+
+
+def _remember(folder: Path, pid: int) -> None:
+    (folder / "valkey.pid").write_text(f"{pid}\n")
 
 
 async def _until_ready(socket: Path, process: asyncio.subprocess.Process | None, folder: Path) -> None:
@@ -139,7 +157,7 @@ async def _stop(pid: int, process: asyncio.subprocess.Process | None) -> None:
         async with asyncio.timeout(STOP_S):
             if process is not None:
                 await process.wait()
-            while process is None and _is_alive(pid):
+            while process is None and _is_alive(pid):  # noqa: ASYNC110 - not our child: nobody tells us
                 await asyncio.sleep(0.02)
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):

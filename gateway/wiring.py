@@ -19,6 +19,7 @@ from policies.scripts import Scripts
 from policies.tenants import Tenant
 from router import topics
 from router.board import Board
+from router.epoch import Epoch
 from router.log import Log
 from router.log_streams import StreamsLog
 from router.outbox import Outbox
@@ -27,6 +28,7 @@ from router.wakeups import Wakeups
 
 if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it counts when four of them start at once
     from consumers.backend import Backend
+    from consumers.retrier import Retrier
     from consumers.sweeper import Sweeper
     from consumers.worker import Worker
     from gateway.services import Services
@@ -44,6 +46,7 @@ class Core:
     redis: Redis
     log: Log
     board: Board
+    epoch: Epoch
     quotas: Quotas
     payloads: Payloads
     outbox: Outbox
@@ -68,6 +71,7 @@ async def core(settings: Settings) -> AsyncGenerator[Core]:
             redis=redis,
             log=log,
             board=board,
+            epoch=Epoch(board),
             quotas=quotas,
             payloads=Payloads.open(_objects_url(settings)),
             outbox=Outbox(board, log, quotas, deployments),
@@ -134,6 +138,7 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
         keys=core.keys,
         desk=Desk(
             board=core.board,
+            epoch=core.epoch,
             log=core.log,
             quotas=core.quotas,
             payloads=core.payloads,
@@ -185,6 +190,7 @@ def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistr
             drain_s=settings.drain_s,
         ),
         meters=WorkerMeters(registry),
+        epoch=core.epoch,
     )
 
 
@@ -218,6 +224,13 @@ def sweeper(core: Core) -> "Sweeper":
         trim=core.trim,
         every_s=core.settings.sweeper.interval_s,
     )
+
+
+def retriers(core: Core) -> "list[Retrier]":
+    """One for each retry topic."""
+    from consumers.retrier import Retrier
+
+    return [Retrier(core.log, core.board, topic) for topic in topics.RETRIES]
 
 
 def _objects_url(settings: Settings) -> str:

@@ -28,7 +28,7 @@ class Script:
 
     @classmethod
     def load(cls, package: str, *names: str, before: str = "") -> "Script":
-        """The files `names` (without `.lua`) of `package`, joined: the last one is the script, the others its functions.
+        """The files `names` (without `.lua`) of `package`, joined: the last is the script, the others its functions.
 
         `before` is the text of functions from elsewhere, put in front.
         """
@@ -73,6 +73,14 @@ class Scripts:
         if self._flusher is None or self._flusher.done():
             self._flusher = loop.create_task(self._flush())
         return await call.answer
+
+    async def time(self) -> tuple[int, int]:
+        """The server's clock: seconds and microseconds. Raises `BoardUnavailableError`."""
+        try:
+            seconds, micros = await self.redis.time()
+        except (RedisError, OSError, TimeoutError) as error:
+            raise BoardUnavailableError(f"Redis did not answer: {type(error).__name__}") from error
+        return int(seconds), int(micros)
 
     async def _flush(self) -> None:
         while self._waiting:
@@ -122,7 +130,7 @@ class Scripts:
 
 
 def _classified(answer: object) -> object:
-    """A lost connection inside a pipeline, or a server that loads or is read-only, is "unavailable"; a bug stays a bug."""
+    """A lost connection inside a pipeline, or a server that loads, is "unavailable"; a bug stays a bug."""
     if isinstance(answer, ResponseError) and not _is_passing(answer):
         return answer
     if isinstance(answer, RedisError):

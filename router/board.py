@@ -10,11 +10,11 @@ from decimal import Decimal
 from typing import cast
 
 from policies.pricing import ChargeLine, picodollars, total
-from policies.scripts import Script, Scripts, Value
+from policies.scripts import BoardUnavailableError, Script, Scripts, Value
 from router import envelope, ledger
 from router.job import Job, JobState, Payload
 
-DAY_MS = 86_400_000
+EPOCH = "board:epoch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class QueueFull:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The claim holds: run the job, within `seconds_left`. `open_attempt` is one whose owner died in it; it may have cost."""
+    """The claim holds: run the job, within `seconds_left`. The owner of `open_attempt` died in it: it may have cost."""
 
     attempts: int
     open_attempt: int | None
@@ -116,6 +116,10 @@ class Attempted:
     lines: tuple[ChargeLine, ...]
     tokens: int
     settle: tuple[Sequence[str], Sequence[Value]] = ((), ())
+
+    def text(self, job: Job, *, concluded: bool) -> str:
+        """As it goes to the ledger."""
+        return ledger.attempt_text(job, self.attempt, self.microbatch, self.lines, self.tokens, concluded=concluded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +203,20 @@ class Board:
         self._outbox = _script("outbox")
         self._published = _script("published")
         self._sweep = _script("sweep")
+        self._bury = _script("bury")
+        self._recount = _script("recount")
+        self._begin = Script.load("router", "board_epoch")
 
     async def accept(
-        self, job: Job, *, deadline_s: float, idempotency: tuple[str, str] | None, most_unfinished: int, channel: str = ""
+        self,
+        job: Job,
+        *,
+        deadline_s: float,
+        idempotency: tuple[str, str] | None,
+        most_unfinished: int,
+        channel: str = "",
     ) -> Accepted | Same | KeyReused | QueueFull:
-        """Write a job as `accepting`. `idempotency` is a digest of the key and one of the body; `channel` watches it."""
+        """Write a job as `accepting`. `idempotency`: digests of the key and of the body; `channel` watches it."""
         key, body = idempotency or ("", "")
         fields = [*_fields(job), "watchers", channel] if channel else _fields(job)
         kept_ms = int((deadline_s + job.result_ttl_s) * 1000)
@@ -235,6 +248,8 @@ class Board:
         lease_ms = int(lease_s * 1000)
         answer = cast("list[bytes]", await self._run(self._claim, job.tenant, job.id, owner, lease_ms))
         if answer[0] == b"missing":
+            if await self.epoch() is None:  # all is lost, and what is over is not known before it is rebuilt
+                return Busy(1.0)
             created, expires = int(job.created_at * 1000), int(job.expires_at * 1000)
             seed = [*_fields(job), "created", created, "expires", expires]
             answer = cast("list[bytes]", await self._run(self._claim, job.tenant, job.id, owner, lease_ms, *seed))
@@ -267,18 +282,33 @@ class Board:
             return Lost()
         return CancelRequested() if answer[1] else None
 
-    async def release(self, job: Job, owner: str, *, undo_delivery: bool) -> None:
-        """Give the lease back so that the next owner need not wait for its end."""
-        await self._run(self._release, job.tenant, job.id, owner, int(undo_delivery))
+    async def release(self, job: Job, owner: str, *, undo_delivery: bool, wait_s: float = 0.0) -> float | None:
+        """Give the lease back; nobody claims the job for `wait_s`. Says when it is due; None when it is another's."""
+        wait_ms = int(wait_s * 1000)
+        answer = await self._run(self._release, job.tenant, job.id, owner, int(undo_delivery), wait_ms)
+        return None if answer is None else (int(cast(bytes, answer)) + wait_ms) / 1000
+
+    async def now(self) -> float:
+        """The board's clock."""
+        seconds, micros = await self._scripts.time()
+        return seconds + micros / 1e6
 
     async def close_attempt(self, job: Job, attempted: Attempted) -> float:
-        """Charge an attempt that did not conclude the job: failed, cut off, lost with its process, or late. Says when."""
+        """Charge an attempt that did not conclude the job (failed, cut off, lost, late), and say when."""
         keys, arguments = attempted.settle
-        answer = await self._run(self._close, job.tenant, job.id, *_charge(job, attempted), *arguments, keys=keys, durable=True)
+        answer = await self._run(
+            self._close,
+            job.tenant,
+            job.id,
+            *_charge(job, attempted, concluded=False),
+            *arguments,
+            keys=keys,
+            durable=True,
+        )
         return int(cast(bytes, answer)) / 1000
 
     async def finish(self, job: Job, owner: str, conclusion: Conclusion) -> float | None:
-        """Conclude the job, once, and say when. None when it was over already or is somebody else's: nothing was written."""
+        """Conclude the job, once, and say when. None when it was over or is another's: nothing was written."""
         keys, arguments = conclusion.attempted.settle if conclusion.attempted else ((), ())
         fields: list[Value] = []
         if conclusion.usage is not None:
@@ -296,7 +326,7 @@ class Board:
             conclusion.state,
             conclusion.event,
             self._keep_ms,
-            *(_charge(job, conclusion.attempted) if conclusion.attempted else [""] * 7),
+            *(_charge(job, conclusion.attempted, concluded=True) if conclusion.attempted else [""] * 7),
             len(fields) // 2,
             *fields,
             conclusion.result,
@@ -360,15 +390,50 @@ class Board:
         """These entries are on the log."""
         await self._run(self._published, tenant, "", *fields)
 
-    async def sweep(self, tenant: str, *, unpublished_s: float, lease_s: float, most: int) -> tuple[list[str], list[str]]:
+    async def sweep(
+        self, tenant: str, *, unpublished_s: float, lease_s: float, most: int
+    ) -> tuple[list[str], list[str]]:
         """Stamp the tenant's leases as watched. Returns the ids never confirmed, and those past their deadline."""
         answer = await self._run(self._sweep, tenant, "", int(unpublished_s * 1000), most, int(lease_s * 1000))
         unpublished, overdue = cast("tuple[list[bytes], list[bytes]]", answer)
         return [i.decode() for i in unpublished], [i.decode() for i in overdue]
 
+    async def bury(self, tenant: str, job_id: str, state: JobState) -> bool:
+        """Rebuild: the log says that this job is over. False when that was known."""
+        return bool(await self._run(self._bury, tenant, job_id, state, self._keep_ms))
+
+    async def recount(self, tenant: str, job_id: str, text: str, *, at: float) -> bool:
+        """Rebuild: the ledger has this attempt (`Attempted.text`). False when that was known."""
+        row = json.loads(text)
+        usd = "" if row["usd"] is None else picodollars(Decimal(row["usd"]))
+        arguments = [row["attempt"], text, usd, row["tokens"], row["deployment"], row["lane"], row["microbatch"] or ""]
+        moments = [int(row["concluded"]), int(at * 1000), self._keep_ms]
+        return bool(await self._run(self._recount, tenant, job_id, *arguments, *moments))
+
+    async def epoch(self) -> str | None:
+        """The name of this board's life; None when the board is lost, or was never used."""
+        return (await self._heart())[0]
+
+    async def begin_epoch(self, name: str, *, only_first: bool) -> None:
+        """The board is whole from now on. `only_first`: unless it has an epoch."""
+        await self._scripts.run(self._begin, [EPOCH], [name, int(only_first)], durable=True)
+
+    async def heartbeat(self) -> tuple[str | None, int]:
+        """The epoch, and a number that only grows while this board lives."""
+        return await self._heart()
+
+    async def beat(self) -> None:
+        """Let that number grow; the sweeper does, about once a second."""
+        await self._scripts.run(self._begin, [EPOCH], ["", 2])
+
+    async def _heart(self) -> tuple[str | None, int]:
+        epoch, beat = cast("list[bytes | None]", await self._scripts.run(self._begin, [EPOCH], ["", 3]))
+        return (epoch.decode() if epoch else None), int(beat or 0)
+
     async def ping(self) -> None:
-        """Return when the board answers."""
-        await self._run(self._view, "-", "-", "")
+        """Return when the board answers and is whole; raise `BoardUnavailableError` otherwise."""
+        if await self.epoch() is None:
+            raise BoardUnavailableError("the board has no epoch: Redis is new or was wiped")
 
     async def _end_unowned(self, tenant: str, job_id: str, mode: str, event: str) -> JobState | None:
         answer = await self._run(
@@ -377,7 +442,13 @@ class Board:
         return _state(answer) if answer else None
 
     async def _run(
-        self, script: Script, tenant: str, job_id: str, *arguments: Value, keys: Sequence[str] = (), durable: bool = False
+        self,
+        script: Script,
+        tenant: str,
+        job_id: str,
+        *arguments: Value,
+        keys: Sequence[str] = (),
+        durable: bool = False,
     ) -> object:
         prefix = f"{{t:{tenant}}}:"
         return await self._scripts.run(
@@ -403,11 +474,11 @@ def _fields(job: Job) -> list[Value]:
     return ["about", about, "result_ttl", int(job.result_ttl_s * 1000)]
 
 
-def _charge(job: Job, attempted: Attempted) -> list[Value]:
+def _charge(job: Job, attempted: Attempted, *, concluded: bool) -> list[Value]:
     usd = total(attempted.lines)
     return [
         attempted.attempt,
-        ledger.attempt_text(job, attempted.attempt, attempted.microbatch, attempted.lines, attempted.tokens),
+        attempted.text(job, concluded=concluded),
         "" if usd is None else picodollars(usd),
         attempted.tokens,
         job.route.deployment,

@@ -3,19 +3,24 @@
 -- Returns {verdict, ...}: run|cancelled|expired attempts open-attempt ms-left; busy ms; finished state attempts; missing.
 local job, id, owner, lease_ms = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local now = now_ms()
-local h = redis.call('HMGET', job, 'state', 'owner', 'lease', 'cancel', 'expires', 'attempts', 'open')
+local h = redis.call('HMGET', job, 'state', 'owner', 'lease', 'cancel', 'expires', 'attempts', 'open', 'not_before')
 local state = h[1]
 if not state then
   if #ARGV == 4 then return {'missing'} end
   local fields = {'state', 'queued'}
   for i = 5, #ARGV do fields[#fields + 1] = ARGV[i] end
   redis.call('HSET', job, unpack(fields))
+  redis.call('PERSIST', job) -- a rebuild may have left its charges here
   redis.call('ZADD', P .. 'jobs', 0, id)
   h[5] = redis.call('HGET', job, 'expires')
   redis.call('ZADD', P .. 'unfinished', h[5], id)
   state = 'queued'
 end
 if TERMINAL[state] then return {'finished', state, h[6] or '0'} end
+-- Postponed: a copy of the record waits on a retry topic, or its worker died while it was parked.
+if h[8] and not h[4] and now < math.min(tonumber(h[8]), tonumber(h[5])) then
+  return {'busy', whole(math.min(tonumber(h[8]), tonumber(h[5])) - now)}
+end
 local stamp = P .. 'stamp'
 if h[2] and h[2] ~= owner then
   local left = tonumber(h[3]) - now

@@ -48,11 +48,10 @@ local function roll_up(key, prefix, c, ttl_ms)
   redis.call('PEXPIRE', key, ttl_ms)
 end
 
--- Charge an attempt, once whatever happens: its lines wait in the outbox, the rollups count it.
+-- Count an attempt in the rollups, once whatever happens; false when it is counted already.
 -- c: attempt, lines (JSON), usd (picodollars as text, '' is unpriced), tokens, deployment, lane, microbatch, concluded
-local function charge(job, id, c, now)
-  if redis.call('HSETNX', job, 'charged:' .. c.attempt, c.lines) == 0 then return end
-  redis.call('HSET', P .. 'outbox', id .. ':' .. c.attempt, whole(now) .. '\n' .. c.lines)
+local function count(job, c, now)
+  if redis.call('HSETNX', job, 'charged:' .. c.attempt, c.lines) == 0 then return false end
   roll_up(P .. 'costs:' .. day_of(now), c.deployment .. '|' .. c.lane .. '|', c, 35 * 86400000)
   if c.microbatch ~= '' then
     local key = P .. 'microbatch:' .. c.microbatch
@@ -62,6 +61,14 @@ local function charge(job, id, c, now)
     if redis.call('ZADD', P .. 'microbatches', 'NX', whole(now), c.microbatch) == 1 then
       redis.call('ZREMRANGEBYRANK', P .. 'microbatches', 0, -10001)
     end
+  end
+  return true
+end
+
+-- Charge an attempt: count it, and let its lines wait in the outbox.
+local function charge(job, id, c, now)
+  if count(job, c, now) then
+    redis.call('HSET', P .. 'outbox', id .. ':' .. c.attempt, whole(now) .. '\n' .. c.lines)
   end
 end
 

@@ -34,6 +34,26 @@ def from_record(record: Record) -> Job:
         raise EnvelopeError(f"a header has a wrong value ({type(error).__name__})") from None
 
 
+def postponed(record: Record, topic: str, *, due_at: float, reason: str) -> Record:
+    """A record as it waits on a retry topic: `topic` is where it goes back to at `due_at`."""
+    headers = {"retry-due-ms": _ms(due_at), "retry-topic": topic, "retry-reason": reason}
+    return Record(record.value, {**record.headers, **headers})
+
+
+def due_at(record: Record) -> float:
+    """When a postponed record is due. Raises `EnvelopeError`."""
+    due, topic = record.headers.get("retry-due-ms", ""), record.headers.get("retry-topic", "")
+    if not due.isdecimal() or not topic.startswith("jobs."):
+        raise EnvelopeError("retry-due-ms or retry-topic is missing or wrong")
+    return int(due) / 1000
+
+
+def brought_back(record: Record) -> tuple[str, Record]:
+    """The topic that a postponed record goes back to, and the record as it was."""
+    headers = {name: value for name, value in record.headers.items() if not name.startswith("retry-")}
+    return record.headers["retry-topic"], Record(record.value, headers)
+
+
 def to_headers(job: Job) -> dict[str, str]:
     """All that is known of a job before the board has given it its moments."""
     route = job.route

@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
 from policies.pricing import Basis, ChargeLine, Meter, total
 from router.job import Job, JobState
+from router.log import Record
 
 
-def attempt_text(job: Job, attempt: int, microbatch: str, lines: Sequence[ChargeLine], tokens: int) -> str:
-    """One attempt as a JSON object: what it ran on, and its lines."""
+def attempt_text(
+    job: Job, attempt: int, microbatch: str, lines: Sequence[ChargeLine], tokens: int, *, concluded: bool
+) -> str:
+    """One attempt as a JSON object: what it ran on, whether it concluded the job, and its lines."""
     usd = total(tuple(lines))
     return _json(
         {
@@ -20,6 +24,7 @@ def attempt_text(job: Job, attempt: int, microbatch: str, lines: Sequence[Charge
             "deployment": job.route.deployment,
             "lane": job.route.lane,
             "microbatch": microbatch or None,
+            "concluded": concluded,
             "tokens": tokens,
             "usd": None if usd is None else plain(usd),
             "lines": [_values(line) for line in lines],
@@ -43,6 +48,46 @@ def lines_of(text: str | bytes) -> tuple[ChargeLine, ...]:
         )
         for row in json.loads(text)["lines"]
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a terminal event says."""
+
+    tenant: str
+    job_id: str
+    state: JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Charged:
+    """What an attempt's record on the ledger says, without its lines. `at` is on the board's clock."""
+
+    tenant: str
+    job_id: str
+    number: int
+    at: float
+
+
+def event_of(record: Record) -> Ended | None:
+    """The terminal event of a record; None when it is something else."""
+    try:
+        event = json.loads(record.value)
+        state = JobState(event["type"].removeprefix("job."))
+        return Ended(event["tenant"], event["data"]["id"].removeprefix("job_"), state)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def attempt_of(record: Record) -> Charged | None:
+    """The attempt of a record; None when it is something else, a microbatch for one."""
+    try:
+        row = json.loads(record.value)
+        if row["type"] != "attempt":
+            return None
+        return Charged(row["tenant"], row["job"], row["attempt"], int(record.headers["at-ms"]) / 1000)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def event_text(job: Job, state: JobState, *, usd: Decimal | None, error_code: str | None = None) -> str:

@@ -1,6 +1,6 @@
 """The port to the log: named topics of durable records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -57,7 +57,9 @@ class Subscription(Protocol):
     async def done(self, delivery: Delivery) -> None:
         """This one need not come again (after a crash it still may). Any order will do.
 
-        Never raises for a delivery that meanwhile belongs to another member.
+        Never raises for a delivery that meanwhile belongs to another member. Raises `LogUnavailableError`: then it
+        is not known, and the record may come again. Whoever took a delivery is to say `done` at some time: what is
+        held is not given again to the one who holds it.
         """
         ...
 
@@ -81,6 +83,13 @@ class Log(Protocol):
         """Join `group` on `topics`. On exit, what is done is remembered, and the rest comes to others.
 
         Raises `TopicMissingError` when one of them was not created.
+        """
+        ...
+
+    def read(self, topic: str) -> AsyncGenerator[Delivery]:
+        """Every record that is on `topic` now, without a group and without taking anything: oldest first by partition.
+
+        What is appended meanwhile may be missing. Raises `TopicMissingError`, `LogUnavailableError`.
         """
         ...
 

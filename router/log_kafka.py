@@ -106,6 +106,7 @@ class KafkaLog:
         hold_s: float,
         session_s: float,
         retention_s: float,
+        window: int,
     ) -> None:
         self.counts = Counts()
         self._producer = producer
@@ -117,6 +118,7 @@ class KafkaLog:
         self._hold_s = hold_s
         self._session_s = session_s
         self._retention_s = retention_s
+        self._window = window
         self._turn = itertools.count(random.randrange(1 << 16))
         self._appending = 0
         self._known: Mapping[str, int] = {}
@@ -139,11 +141,13 @@ class KafkaLog:
         hold_s: float = HOLD_S,
         session_s: float = SESSION_S,
         retention_s: float = RETENTION_S,
+        window: int = WINDOW,
     ) -> AsyncGenerator["KafkaLog"]:
         """Raises `LogUnavailableError` when no broker of `bootstrap` answers.
 
         `partitions`, `replication` and `retention_s` are those of topics that `create` makes. An append is held
-        for `hold_s` before it fails. A member that is silent for `session_s` has died.
+        for `hold_s` before it fails. A member that is silent for `session_s` has died. `window` is how many offsets
+        of a partition may lie between the oldest record that is not done and the newest that was taken.
         """
         clients = {"bootstrap_servers": bootstrap, **(security.arguments() if security else {})}
         with _quiet():
@@ -168,6 +172,7 @@ class KafkaLog:
                 hold_s=hold_s,
                 session_s=session_s,
                 retention_s=retention_s,
+                window=window,
             )
             try:
                 await _answer(producer.start(), hold_s)
@@ -200,6 +205,7 @@ class KafkaLog:
             prefix=self._prefix,
             group=self._prefix + group,
             session_s=self._session_s,
+            window=self._window,
             counts=self.counts,
             stopping=self._stopping,
         )
@@ -208,6 +214,40 @@ class KafkaLog:
             yield subscription
         finally:
             await subscription.leave()
+
+    async def read(self, topic: str) -> AsyncGenerator[Delivery]:
+        """With a consumer of its own that joins no group."""
+        count = (await self.topics()).get(topic)
+        if count is None:
+            raise TopicMissingError(f"there is no topic {self._prefix}{topic}")
+        partitions = [TopicPartition(self._prefix + topic, number) for number in range(count)]
+        consumer = AIOKafkaConsumer(
+            **self._clients, auto_offset_reset="earliest", request_timeout_ms=int(REQUEST_S * 1000)
+        )
+        try:
+            await _answer(consumer.start(), REQUEST_S)
+            consumer.assign(partitions)
+            ends = await _answer(consumer.end_offsets(partitions), REQUEST_S)
+            begins = await _answer(consumer.beginning_offsets(partitions), REQUEST_S)
+            open_ends = {each: end for each, end in ends.items() if end > begins[each]}
+            waited = 0
+            while open_ends:
+                batches = await consumer.getmany(*open_ends, timeout_ms=POLL_MS)
+                waited = 0 if batches else waited + 1
+                if waited * POLL_MS > REQUEST_S * 1000:
+                    raise LogUnavailableError(f"Kafka does not give the records of {topic}")
+                for owner, records in batches.items():
+                    for record in records:
+                        if record.offset < ends[owner]:
+                            yield _delivery(topic, record)
+                    if records[-1].offset + 1 >= ends[owner]:
+                        del open_ends[owner]
+                for owner in [each for each in open_ends if await consumer.position(each) >= ends[each]]:
+                    del open_ends[owner]  # its last offsets hold no records, as after a transaction
+        except KafkaError as error:
+            raise LogUnavailableError(_words(error)) from error
+        finally:
+            await _ended(consumer.stop())
 
     async def ping(self) -> None:
         """Return within two seconds if a broker answers; raise `LogUnavailableError` otherwise."""
@@ -355,6 +395,7 @@ class KafkaSubscription:
         prefix: str,
         group: str,
         session_s: float,
+        window: int,
         counts: Counts,
         stopping: set[asyncio.Task[None]],
     ) -> None:
@@ -363,6 +404,7 @@ class KafkaSubscription:
         self._prefix = prefix
         self._group = group
         self._session_ms = int(session_s * 1000)
+        self._window = window
         self._counts = counts
         self._stopping = stopping
         self._consumer: Any = None
@@ -471,7 +513,7 @@ class KafkaSubscription:
 
         Not paused: a pause is forgotten in a rebalance, and throws away what was fetched already.
         """
-        full = {each for each, known in self._partitions.items() if known.offsets.window >= WINDOW}
+        full = {each for each, known in self._partitions.items() if known.offsets.window >= self._window}
         if not full:
             return ()
         self._counts.full_windows += 1
@@ -486,7 +528,7 @@ class KafkaSubscription:
                     self._counts.redelivered += 1
                     continue
                 known.offsets.start(record.offset)
-                self._ready.append(self._delivery(owner, record))
+                self._ready.append(_delivery(owner.topic.removeprefix(self._prefix), record))
 
     async def _pass_over_unreadable(self, consumer: Any, room: int) -> None:
         """Poll each partition alone, record by record, and seek past those that raise.
@@ -514,14 +556,6 @@ class KafkaSubscription:
         if known is None:
             known = self._partitions[owner] = _Partition(Offsets(first), committed=first)
         return known
-
-    def _delivery(self, owner: TopicPartition, record: "ConsumerRecord[Any, Any]") -> Delivery:
-        headers = {name.lower(): (value or b"").decode("utf-8", "surrogateescape") for name, value in record.headers}
-        return Delivery(
-            owner.topic.removeprefix(self._prefix),
-            f"{owner.partition}:{record.offset}",
-            Record(record.value or b"", headers),
-        )
 
     def _owner(self, delivery: Delivery) -> TopicPartition:
         return TopicPartition(self._prefix + delivery.topic, int(delivery.position.partition(":")[0]))
@@ -596,6 +630,11 @@ class KafkaSubscription:
         self._stopping.add(stopping)
         stopping.add_done_callback(self._stopping.discard)
         await asyncio.wait({stopping}, timeout=STOP_S)
+
+
+def _delivery(topic: str, record: "ConsumerRecord[Any, Any]") -> Delivery:
+    headers = {name.lower(): (value or b"").decode("utf-8", "surrogateescape") for name, value in record.headers}
+    return Delivery(topic, f"{record.partition}:{record.offset}", Record(record.value or b"", headers))
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]

@@ -24,6 +24,7 @@ BLOCK_MS = 200  # an empty read waits this long; a record that arrives ends the 
 FULL_PAUSE_S = 0.05  # what take(0) waits, so that a loop over a full subscription does not spin
 COMMAND_S = 5.0  # the longest a command may take before the log counts as unavailable
 PING_S = 2.0
+READ_PAGE = 500  # records read in one go
 CLAIM_PAGE = 100  # records taken over in one go
 VALUE = b"v"
 HEADER = b"h:"
@@ -67,6 +68,20 @@ class StreamsLog:
                 await subscription.leave()
         finally:
             await blocking.aclose()
+
+    async def read(self, topic: str) -> AsyncGenerator[Delivery]:
+        """A page at a time."""
+        key = self._key(topic)
+        await self._length(topic)
+        newest = await _answer(self._redis.xrevrange(key, count=1))
+        after = "-"
+        while newest:
+            page = await _answer(self._redis.xrange(key, after, newest[0][0], count=READ_PAGE))
+            for position, fields in page:
+                yield Delivery(topic, position.decode(), _record(fields))
+            if len(page) < READ_PAGE:
+                return
+            after = f"({page[-1][0].decode()}"
 
     async def ping(self) -> None:
         """Return within two seconds if the log answers; raise `LogUnavailableError` otherwise."""

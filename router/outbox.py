@@ -23,7 +23,7 @@ class Outbox:
     deployments: Mapping[str, Deployment]
 
     async def publish(self, tenant: str, entries: Sequence[OutboxEntry]) -> None:
-        """Put these on their topics, then strike them off. Raises what the log or the board raise; then call it again."""
+        """Put these on their topics, then strike them off. Raises what log or board raise; then call it again."""
         await asyncio.gather(*(self._publish(entry) for entry in entries))
         if entries:
             await self.board.published(tenant, [entry.field for entry in entries])

@@ -36,7 +36,9 @@ class Payloads:
         try:
             await obstore.put_async(self._store, path, data)
         except (BaseError, OSError) as error:
-            raise PayloadUnavailableError(f"the object store refused {len(data)} bytes: {type(error).__name__}") from error
+            raise PayloadUnavailableError(
+                f"the object store refused {len(data)} bytes: {type(error).__name__}"
+            ) from error
         return Payload(path=path, sha256=sha256(data).hexdigest(), size=len(data))
 
     async def get(self, payload: Payload) -> bytes:

@@ -21,6 +21,13 @@ RETRIES: Mapping[str, float] = MappingProxyType(
 
 FIXED = (INBOX, *RETRIES, DEAD, EVENTS, CHARGES)
 
+
+def retry_topic(seconds: float) -> str:
+    """Where a record waits that is due in so many seconds; what is due later goes round more than once."""
+    fitting = [topic for topic, longest in RETRIES.items() if seconds <= longest]
+    return fitting[0] if fitting else list(RETRIES)[-1]
+
+
 OVERFLOW = "overflow"  # a tenant's excess; a queue that no client can ask for
 QUEUES = (JobClass.INTERACTIVE.value, JobClass.STANDARD.value, JobClass.BULK.value, OVERFLOW)  # most urgent first
 

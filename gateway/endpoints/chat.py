@@ -40,9 +40,10 @@ class _Taken:
 
     @classmethod
     def of(cls, accepted: Acceptance, chat: ChatRequest) -> "_Taken":
-        """Without the body, which would otherwise be held for as long as the caller waits."""
+        """Without the body where the caller waits: it would be held for as long."""
+        view = accepted.view
         return cls(
-            view=replace(accepted.view, job=replace(accepted.view.job, body=b"")),
+            view=view if chat.is_async else replace(view, job=replace(view.job, body=b"")),
             rooms=accepted.rooms,
             is_async=chat.is_async,
             stream=chat.stream,
@@ -72,9 +73,7 @@ class Chat:
                 taken.view.job,
                 seconds=services.http.sync_wait_s,
                 include_usage=taken.include_usage,
-                left=None
-                if taken.is_kept
-                else partial(cancel, taken.view, board=services.board, outbox=services.outbox),
+                left=None if taken.is_kept else leave,
                 headers=headers | render.answer_headers(taken.view),
             )
         view = await self._wait(request, taken)

@@ -36,7 +36,7 @@ async def nothing_comes(subscription: Subscription, *, for_s: float = 1.0) -> bo
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not await holds():
-            await asyncio.sleep(0.05)  # noqa: ASYNC110  (what it waits for is in a server)
+            await asyncio.sleep(0.05)
 
 
 def values(deliveries: Sequence[Delivery]) -> list[bytes]:
@@ -150,7 +150,7 @@ async def test_take_of_nothing_takes_nothing_and_keeps_the_membership(log: Log) 
     async with log.subscribe(["jobs"], group="workers") as worker:
         deadline = time.monotonic() + 3
         while time.monotonic() < deadline:
-            assert await worker.take(0) == [] or await worker.take(0) == ()
+            assert len(await worker.take(0)) == 0
 
         assert len(await taken(worker, 1)) == 1
 

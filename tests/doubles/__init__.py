@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
+from urllib.parse import quote
 
 ROOT = Path(__file__).parents[2]
 START_S = 20.0
@@ -38,7 +39,7 @@ class OpenAIDouble:
 
     def calls(self, job: str | None = None) -> Calls:
         """Blocks for a moment: from a test with a loop, call it through `asyncio.to_thread` or use `until`."""
-        seen = cast(dict[str, object], self._get("/_double/calls" + (f"?job={job}" if job else "")))
+        seen = cast(dict[str, object], self._get("/_double/calls" + (f"?job={quote(job)}" if job else "")))
         return Calls(**{**seen, "calls": tuple(cast(list[Mapping[str, object]], seen["calls"]))})  # type: ignore[arg-type]
 
     def last(self) -> tuple[dict[str, object], dict[str, str]]:

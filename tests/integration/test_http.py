@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,6 +21,8 @@ from gateway import valkey, wiring
 from gateway.app import create_app
 from gateway.settings import HttpSettings, Settings
 from router import topics
+from router.board import Conclusion
+from router.job import Job, JobState
 from router.wakeups import Wakeups
 
 MIB = 1024 * 1024
@@ -29,6 +33,8 @@ PATIENCE_S = 10.0
 class Gateway:
     """A running gateway, an `http` client with acme's key, and keys of acme and of another tenant."""
 
+    core: wiring.Core
+    redis_pid: int
     url: str
     http: httpx2.AsyncClient
     key: str
@@ -51,16 +57,21 @@ def a_body(text: str, **fields: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running(data: Path, *, http: HttpSettings | None = None) -> AsyncIterator[Gateway]:
-    async with valkey.running(data / "valkey") as server, _running(server.url, data, http or HttpSettings()) as gateway:
+async def running(data: Path, *, http: HttpSettings | None = None, works: bool = True) -> AsyncIterator[Gateway]:
+    """Without `works` there is no worker."""
+    async with (
+        valkey.running(data / "valkey") as server,
+        _running(server, data, http or HttpSettings(), works=works) as gateway,
+    ):
         yield gateway
 
 
 @asynccontextmanager
-async def _running(redis_url: str, data: Path, http: HttpSettings) -> AsyncIterator[Gateway]:
+async def _running(server: valkey.Embedded, data: Path, http: HttpSettings, *, works: bool) -> AsyncIterator[Gateway]:
     settings = Settings.model_validate(
         {
-            "redis": redis_url,
+            "redis": server.url,
+            "board": {"socket_timeout_s": 0.5},
             "data": data,
             "http": http,
             "tenants": {"acme": {"aliases": {"small": "light"}}, "other": {"deployments": ["heavy"]}},
@@ -81,19 +92,22 @@ async def _running(redis_url: str, data: Path, http: HttpSettings) -> AsyncItera
         tasks = await opened.enter_async_context(asyncio.TaskGroup())
         stop = asyncio.Event()
         following = tasks.create_task(wakeups.follow())
-        working = tasks.create_task(worker.run(stop))
+        working = tasks.create_task(worker.run(stop) if works else stop.wait())
         with socket.create_server(("127.0.0.1", 0)) as listening:
             url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-            server = uvicorn.Server(
+            http_server = uvicorn.Server(
                 uvicorn.Config(app, http="httptools", lifespan="off", access_log=False, log_config=None)
             )
-            serving = tasks.create_task(server._serve([listening]))
+            serving = tasks.create_task(http_server._serve([listening]))
             try:
+                async with asyncio.timeout(PATIENCE_S):
+                    while len(await core.redis.pubsub_channels()) < 1 + works:  # the gateway's and the worker's
+                        await asyncio.sleep(0.01)
                 headers = {"authorization": f"Bearer {key.text}"}
                 async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=30) as client:
-                    yield Gateway(url, client, key.text, other.text)
+                    yield Gateway(core, server.pid, url, client, key.text, other.text)
             finally:
-                server.should_exit = True
+                http_server.should_exit = True
                 stop.set()
                 await asyncio.wait([serving, working])
                 following.cancel()
@@ -103,6 +117,13 @@ async def _running(redis_url: str, data: Path, http: HttpSettings) -> AsyncItera
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     async with running(tmp_path) as gateway:
         yield gateway
+
+
+async def first_job(gateway: Gateway) -> Job:
+    async with asyncio.timeout(PATIENCE_S):
+        while not (views := await gateway.core.board.page("acme", states=[JobState.QUEUED], limit=1, after="")):
+            await asyncio.sleep(0.01)
+    return views[0].job
 
 
 async def test_a_waiting_call_gets_the_answer_and_where_it_came_from(gateway: Gateway) -> None:
@@ -157,6 +178,43 @@ async def test_a_stream_ends_with_done_and_carries_its_headers(gateway: Gateway)
     events = answer.text.split("\n\n")
     assert all(event.startswith("data: ") for event in events[:-1])
     assert events[-2:] == ["data: [DONE]", ""]
+
+
+async def test_a_failure_in_the_middle_of_a_stream_is_an_error_event_without_done(tmp_path: Path) -> None:
+    async with running(tmp_path, works=False) as gateway:
+        reading = asyncio.create_task(gateway.chat("Hello", stream=True))
+        job = await first_job(gateway)
+        board, owner = gateway.core.board, "nobody|test"
+        await board.claim(job, owner, lease_s=20)
+        await board.start(job, owner, most_deliveries=3, microbatch="")
+        await board.add_chunks(job, owner, [b'{"choices":[]}'], ttl_s=60)
+        error = {"message": "The stream broke.", "type": "upstream_error", "code": "cut", "param": None}
+        await board.finish(job, owner, Conclusion(JobState.FAILED, "{}", error=error))
+        answer = await reading
+
+    assert answer.status_code == 200
+    pieces = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-1]]
+    assert pieces == [{"choices": []}, {"error": error | {"type": "server_error"}}]
+
+
+async def test_a_frozen_board_is_a_503_with_a_time_and_shows_in_readiness(gateway: Gateway) -> None:
+    await gateway.chat("Hello")
+    os.kill(gateway.redis_pid, signal.SIGSTOP)
+    try:
+        refused = await gateway.chat("Hello", **{"async": True})
+        ready = await gateway.http.get("/readyz")
+        alive = await gateway.http.get("/healthz")
+    finally:
+        os.kill(gateway.redis_pid, signal.SIGCONT)
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "board_unavailable")
+    assert refused.headers["x-should-retry"] == "true"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert (ready.status_code, set(ready.json()["faults"])) == (503, {"board", "log"})
+    assert alive.status_code == 200
+    async with asyncio.timeout(PATIENCE_S):
+        while (await gateway.http.get("/readyz")).status_code != 200:
+            await asyncio.sleep(0.1)
 
 
 async def test_a_failure_before_the_first_piece_is_an_ordinary_error(gateway: Gateway) -> None:

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -57,7 +58,10 @@ class Broker:
 
 
 class Cluster:
-    """One broker or three, with their data in `directory`. Its processes end with this one."""
+    """One broker or three, with their data in `directory`.
+
+    Its processes end with this one, where the main thread started them.
+    """
 
     def __init__(self, directory: Path, *, brokers: int = 1, port: int = 0, lib: Path = LIB) -> None:
         """`port` is the first broker's, the others follow it; 0 takes free ones."""
@@ -214,7 +218,8 @@ def finds_a_coordinator(port: int) -> bool:
 
 def fetch() -> None:
     """Copy the jars that pom.xml names into `.tools/kafka/lib`; at once when they are there."""
-    if FETCHED.exists() and not missing_jars():
+    pom = HERE / "pom.xml"
+    if FETCHED.exists() and FETCHED.stat().st_mtime >= pom.stat().st_mtime and any(LIB.glob("kafka_*.jar")):
         return
     if shutil.which("mvn") is None:
         raise KafkaToolError(
@@ -223,18 +228,13 @@ def fetch() -> None:
     HOME.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=HOME) as partial:
         lib = Path(partial) / "lib"
-        command = ["mvn", "-q", "-B", "-C", "-f", str(HERE / "pom.xml"), "dependency:copy-dependencies"]
+        command = ["mvn", "-q", "-B", "-C", "-f", str(pom), "dependency:copy-dependencies"]
         done = subprocess.run([*command, "-DincludeScope=runtime", f"-DoutputDirectory={lib}"], check=False)
         if done.returncode != 0:
             raise KafkaToolError("Maven could not fetch Kafka's jars; what it printed says why")
         shutil.rmtree(LIB, ignore_errors=True)
         lib.rename(LIB)
     FETCHED.touch()
-
-
-def missing_jars() -> bool:
-    """Whether there is no Kafka in `.tools/kafka/lib`."""
-    return not any(LIB.glob("kafka_*.jar"))
 
 
 def run(brokers: int, port: int, directory: Path | None) -> None:
@@ -346,8 +346,11 @@ def _running_pid() -> int | None:
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """On Linux: let the kernel end the child when this process dies, however it dies."""
-    if not sys.platform.startswith("linux"):
+    """On Linux: let the kernel end the child when this process dies, however it dies.
+
+    The kernel goes by the thread that started the child, so that only the main one will do.
+    """
+    if not sys.platform.startswith("linux") or threading.current_thread() is not threading.main_thread():
         return None
     libc = ctypes.CDLL(None)
 

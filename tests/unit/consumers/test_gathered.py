@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from consumers.gathered import Gathered, MalformedChunkError, as_chunk, compact, reported
@@ -257,3 +259,62 @@ def test_a_whole_object_is_one_chunk() -> None:
 def test_what_is_no_completion_is_refused(body: dict[str, object]) -> None:
     with pytest.raises(MalformedChunkError):
         as_chunk(body)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+FUNCTIONS = st.fixed_dictionaries({}, optional={"name": ANYTHING, "arguments": ANYTHING})
+CALLS = st.fixed_dictionaries({}, optional={"index": ANYTHING, "id": ANYTHING, "function": FUNCTIONS | ANYTHING})
+DELTAS = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": ANYTHING,
+        "content": ANYTHING,
+        "reasoning": ANYTHING,
+        "tool_calls": st.lists(CALLS, max_size=3) | ANYTHING,
+        "function_call": FUNCTIONS | ANYTHING,
+        "message": ANYTHING,
+    },
+)
+CHOICES = st.fixed_dictionaries(
+    {},
+    optional={
+        "index": st.integers(0, 2) | ANYTHING,
+        "delta": DELTAS | ANYTHING,
+        "finish_reason": st.text(max_size=3) | ANYTHING,
+        "logprobs": st.dictionaries(st.text(max_size=3), ANYTHING, max_size=2) | ANYTHING,
+        "message": ANYTHING,
+    },
+)
+USAGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "prompt_tokens": ANYTHING,
+        "completion_tokens": ANYTHING,
+        "prompt_tokens_details": st.fixed_dictionaries({"cached_tokens": ANYTHING}) | ANYTHING,
+    },
+)
+CHUNKS = st.fixed_dictionaries(
+    {}, optional={"choices": st.lists(CHOICES, max_size=3) | ANYTHING, "usage": USAGES | ANYTHING, "created": ANYTHING}
+)
+
+
+@given(st.lists(CHUNKS, max_size=5))
+def test_whatever_a_server_sends_it_is_taken_or_refused_and_usage_is_never_negative(
+    chunks: list[dict[str, object]],
+) -> None:
+    gathered = gather(done=False)
+    for some in chunks:
+        try:
+            gathered.add(some)
+            json.loads(gathered.passed_on(some, with_usage=True))
+        except MalformedChunkError:
+            continue
+
+    body = json.loads(gathered.completion())
+    assert body["object"] == "chat.completion"
+    assert all(isinstance(choice["message"]["role"], str) for choice in body["choices"])
+    assert min(gathered.usage.input, gathered.usage.cache_read, gathered.usage.output) >= 0

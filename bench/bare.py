@@ -1,0 +1,70 @@
+"""The HTTP process without board and log: the same authentication, parsing, routing and answer, and nothing kept.
+
+What `accept` takes longer than this is the price of a job that cannot be lost.
+"""
+
+import os
+import time
+from dataclasses import replace
+
+import uvloop
+
+from gateway import logs, processes, wiring
+from gateway.settings import load
+from policies.scripts import Scripts
+from router.board import Accepted, Board
+from router.job import Job, JobState
+from router.log import Log, Record
+from router.wakeups import Wakeups
+
+
+class ForgetfulBoard(Board):
+    """Says yes to every job and forgets it."""
+
+    async def accept(
+        self,
+        job: Job,
+        *,
+        deadline_s: float,
+        idempotency: tuple[str, str] | None,
+        most_unfinished: int,
+        channel: str = "",
+    ) -> Accepted:
+        """Accepted, by this process' clock."""
+        now = time.time()
+        return Accepted(now, now + deadline_s)
+
+    async def confirm(self, tenant: str, job_id: str) -> JobState:
+        """As if a log had it."""
+        return JobState.QUEUED
+
+
+class ForgetfulLog:
+    """Confirms every record and drops it."""
+
+    def __init__(self, log: Log) -> None:
+        self.subscribe, self.ping, self.topics = log.subscribe, log.ping, log.topics
+        self.create, self.backlog = log.create, log.backlog
+
+    async def append(self, topic: str, record: Record) -> None:
+        """At once."""
+
+
+async def serve() -> None:
+    """Until SIGTERM."""
+    settings = load(None, os.environ)
+    async with wiring.core(settings) as core:
+        wakeups = Wakeups(core.redis, role="http")
+        services = wiring.services(core, wakeups)
+        board, log = ForgetfulBoard(Scripts(core.redis)), ForgetfulLog(core.log)
+        await processes.serve_api(replace(services, desk=replace(services.desk, board=board, log=log)), core, wakeups)
+
+
+def main() -> None:
+    """As `pointsman serve http` does it."""
+    logs.configure()
+    uvloop.run(serve())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Pointsman's own processes, started as an operator starts them, and killed as no operator would."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from tools.kafka.broker import free_ports
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_S = 30.0
+STOP_S = 20.0
+LOOK_S = 0.05
+# Become the command, after asking the kernel (PR_SET_PDEATHSIG) to end it when the tests die, however they die.
+DIES_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+@dataclass(slots=True)
+class Process:
+    """A process of ours. What it prints is in `output`; `port` answers HTTP."""
+
+    name: str
+    popen: "subprocess.Popen[bytes]"
+    output: Path
+    port: int
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def ready(self) -> "Process":
+        """Return once it says that it is ready."""
+        deadline = time.monotonic() + READY_S
+        while not await asyncio.to_thread(_answers, f"{self.url}/readyz"):
+            assert self.popen.poll() is None, f"{self.name} ended with {self.popen.returncode}:\n{self.tail()}"
+            assert time.monotonic() < deadline, f"{self.name} is not ready:\n{self.tail()}"
+            await asyncio.sleep(LOOK_S)
+        return self
+
+    def kill(self) -> None:
+        """`kill -9`, and nothing of it is left when this returns."""
+        self.popen.kill()
+        self.popen.wait(STOP_S)
+
+    def tail(self, lines: int = 30) -> str:
+        """The end of what it printed."""
+        return "\n".join(self.output.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+
+@dataclass(slots=True)
+class Pointsman:
+    """Settings in a folder of its own, and the processes that run on them. All of them end with `running`."""
+
+    folder: Path
+    config: Path
+    environ: Mapping[str, str]
+    key: str
+    processes: list[Process] = field(default_factory=list)
+    left_behind: set[int] = field(default_factory=set)
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    def up(self, port: int) -> Process:
+        """`pointsman up`."""
+        return self._start("up", port, "up", "--port", str(port), "--data", str(self.data))
+
+    def http(self, port: int) -> Process:
+        """`pointsman serve http`."""
+        return self._start("http", port, "serve", "http", POINTSMAN_HTTP__PORT=str(port))
+
+    def worker(self, backend: str) -> Process:
+        """`pointsman serve worker`."""
+        [port] = free_ports(1)
+        arguments = "serve", "worker", "--backend", backend
+        return self._start("worker", port, *arguments, POINTSMAN_WORKER__HEALTH_PORT=str(port))
+
+    def sweeper(self) -> Process:
+        """`pointsman serve sweeper`."""
+        [port] = free_ports(1)
+        return self._start("sweeper", port, "serve", "sweeper", POINTSMAN_SWEEPER__HEALTH_PORT=str(port))
+
+    def command(self, *arguments: str) -> str:
+        """What a command that ends by itself prints."""
+        done = subprocess.run(
+            self._command(*arguments), env=self._environ(), cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, f"{arguments} ended with {done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def valkey_pid(self) -> int:
+        """The private Valkey of `up`; it is ended at the end whatever happens."""
+        pid = int((self.data / "valkey" / "valkey.pid").read_text(encoding="ascii"))
+        self.left_behind.add(pid)
+        return pid
+
+    def children(self, parent: Process) -> dict[int, str]:
+        """Process ids and command lines of what it has started; they are ended at the end whatever happens."""
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+        rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+        found = {int(row[0]): row[2] for row in rows if len(row) == 3 and int(row[1]) == parent.pid}
+        self.left_behind |= found.keys()
+        return found
+
+    def end(self) -> None:
+        """Let everything end, the hard way where it does not by itself."""
+        for process in self.processes:
+            if process.name == "up" and process.popen.poll() is None:
+                self.children(process)
+                with suppress(FileNotFoundError):
+                    self.valkey_pid()
+            with suppress(ProcessLookupError):
+                process.popen.terminate()
+        for process in self.processes:
+            try:
+                process.popen.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        for pid in self.left_behind:
+            if self._is_ours(pid):
+                kill(pid)
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether this id still is a process on our folder, and not somebody else's by now."""
+        shown = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        return str(self.folder) in shown.stdout
+
+    def _start(self, name: str, port: int, *arguments: str, **environ: str) -> Process:
+        output = self.folder / f"{name}-{len(self.processes)}.log"
+        with output.open("wb") as file:
+            popen = _popen(self._command(*arguments), {**self._environ(), **environ}, file)
+        process = Process(name, popen, output, port)
+        self.processes.append(process)
+        return process
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "gateway.cli", *arguments, "--config", str(self.config)]
+
+    def _environ(self) -> dict[str, str]:
+        outside = {name: value for name, value in os.environ.items() if not name.startswith("POINTSMAN_")}
+        return {**outside, **self.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "1000"}
+
+
+@contextmanager
+def pointsman(folder: Path, settings: Mapping[str, Any], **environ: str) -> Iterator[Pointsman]:
+    """These settings in a file, changed by the variables; nothing runs yet. Whatever is started ends with the block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "pointsman.yaml"
+    config.write_text(yaml.safe_dump(dict(settings)), encoding="utf-8")
+    key = "sk-pm-" + os.urandom(24).hex()
+    ours = Pointsman(folder, config, {**environ, "POINTSMAN_API_KEY": key}, key)
+    try:
+        yield ours
+    finally:
+        ours.end()
+
+
+async def until(condition: Callable[[], bool], what: str, *, within: float) -> float:
+    """Return once the condition holds, with the seconds that took."""
+    began = time.monotonic()
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() - began < within, f"{what}: not within {within} s"
+        await asyncio.sleep(LOOK_S)
+    return time.monotonic() - began
+
+
+def kill(*pids: int) -> None:
+    """`kill -9`, of all of them at once; one that is gone already is fine."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process; one that has ended and that nobody has asked about yet counts as gone."""
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return shown.stdout.strip() not in ("", "Z") and not shown.stdout.strip().startswith("Z")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status) == 200
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _popen(command: list[str], environ: Mapping[str, str], output: IO[bytes]) -> "subprocess.Popen[bytes]":
+    if sys.platform.startswith("linux"):
+        command = [sys.executable, "-c", DIES_WITH_US, *command]
+    return subprocess.Popen(
+        command, env=dict(environ), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+    )

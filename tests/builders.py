@@ -1,0 +1,278 @@
+"""Jobs, deployments and what runs them, with everything filled in that a test is not about."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
+from ulid import ULID
+
+from consumers.attempt import Attempt
+from consumers.backend import Backend
+from consumers.backend_echo import EchoBackend
+from consumers.meters import WorkerMeters
+from consumers.outcome import Outcome
+from consumers.tally import Tally
+from consumers.worker import Bounds, Worker
+from policies.deployments import Deployment, Limits, Modality, Tier
+from policies.pricing import ChargeLine, Meter, Price, Usage, charge
+from policies.quota import Quotas
+from policies.retries import RetryRule
+from policies.scripts import Scripts
+from policies.tenants import Tenant
+from router import envelope, ledger, topics
+from router.board import Accepted, Attempted, Board, Conclusion, JobView
+from router.costs import Spent, spent
+from router.job import Estimate, Job, JobClass, JobState, Route
+from router.log_streams import StreamsLog
+from router.outbox import Outbox
+from router.payloads import Payloads
+from router.wakeups import Wakeups
+
+# $0.15 and $0.60 per million tokens: a token costs a part of a microdollar, as real ones do.
+PRICE = Price({Meter.INPUT: Decimal("0.15"), Meter.OUTPUT: Decimal("0.6")}, "test")
+PATIENCE_S = 10.0  # until a broken promise counts as broken
+
+
+async def until(holds: Callable[[], Awaitable[bool] | bool], *, within: float = PATIENCE_S) -> None:
+    """Look every 10 ms; raise `TimeoutError` when it does not come true."""
+    async with asyncio.timeout(within):
+        while True:
+            verdict = holds()
+            if verdict if isinstance(verdict, bool) else await verdict:
+                return
+            await asyncio.sleep(0.01)
+
+
+def a_body(text: str = "Hello there", **fields: object) -> bytes:
+    """A chat completion's body; echo answers with `text`, and fails or waits where it says so."""
+    return json.dumps({"model": "auto", "messages": [{"role": "user", "content": text}], **fields}).encode()
+
+
+def a_deployment(name: str = "small", **fields: Any) -> Deployment:
+    """A priced one on echo."""
+    return Deployment(name, "echo", "echo", **{"tier": Tier.LIGHT, "price": PRICE, **fields})
+
+
+def a_job(text: str = "Hello there", *, deployment: str = "small", deadline_s: float = 60.0, **fields: Any) -> Job:
+    """A job with an id of its own, made just now."""
+    now = time.time()
+    defaults: dict[str, Any] = {
+        "id": str(ULID()),
+        "tenant": "acme",
+        "endpoint": "/v1/chat/completions",
+        "model": "auto",
+        "job_class": JobClass.STANDARD,
+        "route": Route(deployment, "echo", Modality.TEXT, Tier.LIGHT, ("asked for small",), 0.25),
+        "estimate": Estimate(10, 20, Decimal("0.0000135")),
+        "body": a_body(text),
+        "created_at": round(now, 3),
+        "expires_at": round(now + deadline_s, 3),
+        "result_ttl_s": 3600.0,
+    }
+    return Job(**{**defaults, **fields})
+
+
+def a_charge(
+    job: Job,
+    attempt: int = 1,
+    *,
+    microbatch: str = "mb_1",
+    usage: Usage | None = None,
+    price: Price | None = PRICE,
+    outcome: str = "completed",
+) -> Attempted:
+    """What one attempt used."""
+    used = usage or Usage(input=7, output=3)
+    lines: tuple[ChargeLine, ...] = charge(price, used, job=job.id, attempt=attempt, outcome=outcome)
+    return Attempted(attempt, microbatch, lines, used.total)
+
+
+def an_event(job: Job, state: JobState) -> str:
+    """The terminal event of a job."""
+    return ledger.event_text(job, state, usd=None)
+
+
+def a_conclusion(job: Job, state: JobState = JobState.COMPLETED, **fields: Any) -> Conclusion:
+    """One that charges nothing, unless `attempted` is given."""
+    return Conclusion(state, an_event(job, state), **fields)
+
+
+async def accepted(board: Board, job: Job, *, deadline_s: float = 60.0, confirmed: bool = True) -> Job:
+    """The job as the door has it after the board took it."""
+    answer = await board.accept(job, deadline_s=deadline_s, idempotency=None, most_unfinished=1000)
+    assert isinstance(answer, Accepted)
+    if confirmed:
+        await board.confirm(job.tenant, job.id)
+    return replace(job, created_at=answer.created_at, expires_at=answer.expires_at)
+
+
+async def records(redis: "Redis", topic: str, prefix: str = "") -> list[dict[str, Any]]:
+    """What is on a topic of a log on Redis Streams, oldest first, read as JSON."""
+    entries: Any = await redis.xrange(f"{prefix}log:{topic}")
+    return [json.loads(fields[b"v"]) for _, fields in entries]
+
+
+async def costs(redis: "Redis", board: Board, by: Any = "tenant", tenants: Sequence[str] = ("acme",)) -> list[Spent]:
+    """What was spent today, and yesterday: midnight may pass under a test."""
+    now = await board.now()
+    days = sorted({date_of(now), date_of(now - 3600)})
+    return await spent(redis, tenants, by=by, days=days)
+
+
+def date_of(moment: float) -> Any:
+    """The day of a moment in UTC."""
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(moment, UTC).date()
+
+
+@dataclass
+class Bench:
+    """All that stands between a record and its conclusion, on one Redis."""
+
+    redis: "Redis"
+    scripts: Scripts
+    log: StreamsLog
+    board: Board
+    quotas: Quotas
+    payloads: Payloads
+    deployments: dict[str, Deployment]
+    tenants: dict[str, Tenant]
+    retries: RetryRule = field(default_factory=lambda: RetryRule(first_wait=0.02, longest_wait=0.1))
+    lease_s: float = 20.0
+
+    @property
+    def outbox(self) -> Outbox:
+        """Publishes on the bench's log."""
+        return Outbox(self.board, self.log, self.quotas, self.deployments)
+
+    def attempt(self, backend: Backend | None = None, **fields: Any) -> Attempt:
+        """What a worker process runs deliveries with; each has a channel of its own."""
+        return Attempt(
+            **{
+                "board": self.board,
+                "outbox": self.outbox,
+                "quotas": self.quotas,
+                "payloads": self.payloads,
+                "wakeups": Wakeups(self.redis, role="test"),
+                "backend": backend or EchoBackend(),
+                "deployments": self.deployments,
+                "tenants": self.tenants,
+                "retries": self.retries,
+                "lease_s": self.lease_s,
+                "most_deliveries": 3,
+                "jitter": random.Random(1).random,
+                **fields,
+            }
+        )
+
+    def worker(self, backend: Backend | None = None, *, bounds: Bounds | None = None, **fields: Any) -> Worker:
+        """A worker for all lanes of echo."""
+        return Worker(
+            log=fields.pop("log", self.log),
+            topics=topics.for_backend("echo", self.deployments),
+            group="workers.echo",
+            attempt=self.attempt(backend, **fields),
+            deployments=self.deployments,
+            bounds=bounds or Bounds(drain_s=5.0),
+            meters=WorkerMeters(CollectorRegistry()),
+        )
+
+    async def job(self, text: str = "Hello there", *, deadline_s: float = 60.0, **fields: Any) -> Job:
+        """A job on the board, but not on the log."""
+        return await accepted(self.board, a_job(text, **fields), deadline_s=deadline_s)
+
+    async def queued(self, text: str = "Hello there", *, deadline_s: float = 60.0, **fields: Any) -> Job:
+        """A job on the board and on the log."""
+        job = await accepted(self.board, a_job(text, **fields), deadline_s=deadline_s, confirmed=False)
+        await self.log.append(job.topic, envelope.to_record(job))
+        await self.board.confirm(job.tenant, job.id)
+        return job
+
+    async def view(self, job: Job) -> JobView:
+        """The job as the board knows it."""
+        view = await self.board.view(job.tenant, job.id)
+        assert view is not None
+        return view
+
+    async def state(self, job: Job) -> JobState:
+        """Where the job is."""
+        return (await self.view(job)).state
+
+    async def ended(self, *jobs: Job, within: float = PATIENCE_S) -> list[JobView]:
+        """These jobs, once all of them are over."""
+
+        async def all_over() -> bool:
+            return all([(await self.view(job)).state.is_terminal for job in jobs])
+
+        await until(all_over, within=within)
+        return [await self.view(job) for job in jobs]
+
+    async def events(self) -> dict[str, str]:
+        """The type of each job's terminal event on the log. Raises AssertionError for a second one."""
+        found = [event["id"] for event in await records(self.redis, topics.EVENTS)]
+        assert len(found) == len(set(found)), "a job ended twice"
+        return {event["data"]["id"]: event["type"] for event in await records(self.redis, topics.EVENTS)}
+
+    async def charges(self) -> list[dict[str, Any]]:
+        """The attempts on the ledger."""
+        return [row for row in await records(self.redis, topics.CHARGES) if row["type"] == "attempt"]
+
+    async def costs(self, by: str = "tenant") -> list[Spent]:
+        """What all tenants spent."""
+        return await costs(self.redis, self.board, by, tuple(self.tenants))
+
+
+@asynccontextmanager
+async def a_bench(
+    redis: "Redis", folder: Path, *, deployments: Sequence[Deployment] = (), tenants: Sequence[Tenant] = ()
+) -> AsyncGenerator[Bench]:
+    """A bench whose topics are there."""
+    scripts = Scripts(redis)
+    by_name: Mapping[str, Deployment] = {each.name: each for each in deployments or (a_deployment(),)}
+    bench = Bench(
+        redis=redis,
+        scripts=scripts,
+        log=StreamsLog(redis, idle_s=2.0),
+        board=Board(scripts),
+        quotas=Quotas(scripts),
+        payloads=Payloads.open(f"file://{folder / 'objects'}"),
+        deployments=dict(by_name),
+        tenants={each.name: each for each in tenants or (Tenant("acme"),)},
+    )
+    await bench.log.create(topics.all_topics(bench.deployments))
+    yield bench
+
+
+@asynccontextmanager
+async def keeping(attempt: Attempt) -> AsyncGenerator[None]:
+    """With what a worker does beside its attempts: leases are kept and wake-ups heard."""
+    async with asyncio.TaskGroup() as tasks:
+        keepers = [tasks.create_task(each) for each in (attempt.keep_leases(), attempt.heed(), attempt.wakeups.follow())]
+        try:
+            yield
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+
+
+def a_tally(microbatch: str = "mb_1") -> Tally:
+    """An empty one."""
+    return Tally(microbatch, "small", "echo.text.light", started=0.0)
+
+
+def limits(**fields: Any) -> Limits:
+    """Limits, by name."""
+    return Limits(**fields)
+
+
+Outcomes = Sequence[Outcome]
