@@ -28,11 +28,12 @@ class ForgetfulBoard(Board):
         deadline_s: float,
         idempotency: tuple[str, str] | None,
         most_unfinished: int,
+        most_in_class: int = 500,
         channel: str = "",
     ) -> Accepted:
         """Accepted, by this process' clock."""
         now = time.time()
-        return Accepted(now, now + deadline_s)
+        return Accepted(now, now + deadline_s, job.queue)
 
     async def confirm(self, tenant: str, job_id: str) -> JobState:
         """As if a log had it."""
@@ -43,7 +44,7 @@ class ForgetfulLog:
     """Confirms every record and drops it."""
 
     def __init__(self, log: Log) -> None:
-        self.subscribe, self.ping, self.topics = log.subscribe, log.ping, log.topics
+        self.subscribe, self.read, self.ping, self.topics = log.subscribe, log.read, log.ping, log.topics
         self.create, self.backlog = log.create, log.backlog
 
     async def append(self, topic: str, record: Record) -> None:

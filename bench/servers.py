@@ -14,6 +14,7 @@ from gateway import valkey, wiring
 from gateway.settings import Settings, load
 from gateway.wiring import Core
 from router import topics
+from router.rebuild import begin
 from tools.kafka.broker import HOST, Cluster, fetch, free_ports
 
 TENANT = "bench"
@@ -83,6 +84,7 @@ async def stage(*, log: str, brokers: int = 1) -> AsyncGenerator[Stage]:
                 settings = load(None, environ)
                 async with wiring.core(settings) as core:
                     await core.log.create(topics.all_topics(core.deployments))
+                    await begin(core.log, core.board)
                     yield Stage(settings, core, cluster, environ)
             finally:
                 if cluster is not None:
@@ -114,7 +116,7 @@ def _environ(directory: Path, redis_url: str, cluster: Cluster | None) -> dict[s
         "kafka": {"replication": copies},
         "http": {"port": port},
         "worker": {"health_port": 0},
-        "tenants": {TENANT: {"limits": dict(LIMITS), "max_unfinished": 1_000_000}},
+        "tenants": {TENANT: {"limits": dict(LIMITS), "max_unfinished": 1_000_000, "max_in_class": 100_000}},
         "deployments": {tier: {**deployment, "tier": tier, "price": price} for tier, price in prices.items()},
     }
     config.write_text(json.dumps(values), encoding="utf-8")  # JSON is YAML

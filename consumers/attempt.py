@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -83,7 +83,7 @@ class Running:
 
 @dataclass(slots=True)
 class Attempt:
-    """Runs deliveries, one call of it for each. `running` holds those whose leases are to be renewed."""
+    """Runs deliveries, one call of it for each. `keep_leases` and `heed` run beside them."""
 
     board: Board
     outbox: Outbox
@@ -98,6 +98,8 @@ class Attempt:
     most_deliveries: int
     jitter: Callable[[], float] = random.random
     running: dict[str, Running] = field(default_factory=dict)
+    _woken: set[str] = field(default_factory=set)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, job: Job, owner: str, tally: Tally) -> Outcome:
         """What became of it. Never raises for Redis, the log, the object store or the backend being away."""
@@ -117,17 +119,57 @@ class Attempt:
         tenant = self.tenants.get(job.tenant) or Tenant(job.tenant)
         one = _OneAttempt(self, job, owner, tally, deployment, tenant, claim)
         with self._tracked(one.running):
-            return await one.run(claim)
+            try:
+                return await one.run(claim)
+            except Exception as error:  # the one place for what nobody expected: people get to look at the job
+                log.exception("attempt_crashed", job=job.id, tenant=job.tenant, error=type(error).__name__)
+                return await one.crashed(error)
+
+    async def keep_leases(self) -> None:
+        """For ever: renew the leases of all that runs, every third of a lease. One lost or cancelled is closed."""
+        while True:
+            await asyncio.sleep(self.lease_s / 3)
+            await self._renew_all(list(self.running))
+
+    async def heed(self) -> None:
+        """For ever: look at those that a wake-up is about. It only says that something may have changed."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            woken = list(self._woken)
+            self._woken.clear()
+            await self._renew_all(woken)
 
     @contextmanager
     def _tracked(self, running: Running) -> Iterator[None]:
         name = f"{running.job.tenant} {running.job.id}"
+
+        def wake() -> None:
+            self._woken.add(name)
+            self._wake.set()
+
         self.running[name] = running
         try:
-            with self.wakeups.on(name, lambda: running.close(Stop.CANCELLED)):
+            with self.wakeups.on(name, wake):
                 yield
         finally:
             del self.running[name]
+
+    async def _renew_all(self, names: Sequence[str]) -> None:
+        await asyncio.gather(*(self._renew(self.running[name]) for name in names if name in self.running))
+
+    async def _renew(self, running: Running) -> None:
+        try:
+            verdict = await self.board.renew(running.job, running.owner, lease_s=self.lease_s)
+            match verdict:
+                case CancelRequested():
+                    running.close(Stop.CANCELLED)
+                case Lost():
+                    running.close(Stop.LOST)
+            for scope in running.scopes:
+                await self.quotas.renew(scope, running.rid, hold_s=self.lease_s * 2)
+        except BoardUnavailableError:
+            return  # what runs goes on; the lease is looked at again next time
 
     async def until_it_works(self, act: Callable[[], Awaitable[Kept]]) -> Kept:
         """For what must not be given up: the answer is paid for, and only this process has it."""
@@ -162,6 +204,7 @@ class _OneAttempt:
         self._number = claim.attempts + 1
         self._seconds_left = claim.seconds_left
         self._rerun = claim.attempts > 0
+        self._is_open = False
         self.running = Running(job, owner, reservation_id(job.id, self._number), self._scopes)
 
     async def run(self, claim: Run) -> Outcome:
@@ -187,6 +230,13 @@ class _OneAttempt:
         except PayloadLostError as error:
             return await self._fail("payload_lost", str(error), dead=True)
         return await self._call(job)
+
+    async def crashed(self, error: Exception) -> Outcome:
+        """Our own bug: what may have been used is charged, and the job fails and goes to the dead letters."""
+        attempted = self._attempted(self._lost_usage(), "crashed") if self._is_open else None
+        problem = _problem("internal_error", "The gateway failed while it ran the job.")
+        outcome = await self._conclude(JobState.FAILED, attempted, error=problem)
+        return Dead("crashed", type(error).__name__) if isinstance(outcome, Concluded) else outcome
 
     async def _reserve(self) -> Later | None:
         job, steps = self._job, self._steps
@@ -233,7 +283,7 @@ class _OneAttempt:
                 await self._refund()
                 return await self._fail("too_many_deliveries", f"Its process died {deliveries} times.", dead=True)
             case Started(number):
-                self._number = number
+                self._number, self._is_open = number, True
         so_far = SoFar()
         try:
             answer = await self._answer(job, so_far)
@@ -334,8 +384,10 @@ class _OneAttempt:
 
     async def _charge_lost(self, attempt: int) -> None:
         """An attempt whose process died in it: it may have been billed, so its input is charged, as an estimate."""
-        usage = Usage(input=self._job.estimate.input_tokens, basis=Basis.ESTIMATED)
-        await self._close(self._attempted(usage, "lost", attempt=attempt))
+        await self._close(self._attempted(self._lost_usage(), "lost", attempt=attempt))
+
+    def _lost_usage(self) -> Usage:
+        return Usage(input=self._job.estimate.input_tokens, basis=Basis.ESTIMATED)
 
     async def _fail(self, code: str, detail: str, *, dead: bool = False) -> Outcome:
         outcome = await self._conclude(JobState.FAILED, None, error=_problem(code, detail))
@@ -366,7 +418,9 @@ class _OneAttempt:
     ) -> Outcome:
         steps, job = self._steps, self._job
         lines = attempted.lines if attempted else ()
-        event = ledger.event_text(job, state, usd=total(lines), error_code=_code(error))
+        earlier = await self._earlier_lines() if self._rerun else ()
+        number = attempted.attempt if attempted else self._number - 1
+        event = ledger.event_text(job, state, attempts=number, usd=total(earlier + lines), error_code=_code(error))
         conclusion = Conclusion(state, event, attempted, result, result_at, _openai_usage(usage), error)
         at = await steps.until_it_works(lambda: steps.board.finish(job, self._owner, conclusion))
         if at is None:
@@ -387,24 +441,26 @@ class _OneAttempt:
         )
         entries = [OutboxEntry(f"{job.id}:event", at, event)]
         if attempted is not None:
-            entries.append(self._entry(attempted, at, concluded=True))
+            entries.append(OutboxEntry(f"{job.id}:{attempted.attempt}", at, attempted.text(job, concluded=True)))
         if self._rerun:  # an earlier attempt's lines may still wait, or the finish's answer was lost
             await steps.until_it_works(lambda: steps.outbox.drain(job.tenant, job_id=job.id))
         else:
             await steps.until_it_works(lambda: steps.outbox.publish(job.tenant, entries))
         return Concluded(usd_known=total(lines) is not None)
 
+    async def _earlier_lines(self) -> tuple[ChargeLine, ...]:
+        """What earlier attempts were charged: the event tells what the whole job cost."""
+        steps, job = self._steps, self._job
+        view = await steps.until_it_works(lambda: steps.board.view(job.tenant, job.id))
+        return tuple(line for line in view.charges if line.attempt != self._number) if view else ()
+
     async def _close(self, attempted: Attempted) -> None:
         steps, job = self._steps, self._job
         self._rerun = True
-        at = await steps.until_it_works(lambda: steps.board.close_attempt(job, attempted))
-        self._tally.add(tokens=attempted.tokens, usd=total(attempted.lines), concluded=False, retried=True)
-        await steps.until_it_works(
-            lambda: steps.outbox.publish(job.tenant, [self._entry(attempted, at, concluded=False)])
-        )
-
-    def _entry(self, attempted: Attempted, at: float, *, concluded: bool) -> OutboxEntry:
-        return OutboxEntry(f"{self._job.id}:{attempted.attempt}", at, attempted.text(self._job, concluded=concluded))
+        charged = await steps.until_it_works(lambda: steps.board.close_attempt(job, attempted))
+        if charged.text == attempted.text(job, concluded=False):  # otherwise another has charged it, as lost or as late
+            self._tally.add(tokens=attempted.tokens, usd=total(attempted.lines), concluded=False, retried=True)
+        await steps.until_it_works(lambda: steps.outbox.publish(job.tenant, [charged]))
 
     async def _refund(self) -> None:
         for scope in self._scopes:
@@ -417,7 +473,7 @@ class _OneAttempt:
                 await self._steps.quotas.refund(scope, self.running.rid)
         except BoardUnavailableError:
             return outcome
-        return await self._released(outcome, undo_delivery=False)
+        return await self._released(outcome, undo_delivery=True)  # the start may have counted one before it was away
 
     async def _released(self, outcome: Later | Left, *, undo_delivery: bool) -> Outcome:
         wait_s = outcome.seconds if isinstance(outcome, Later) else 0.0

@@ -1,18 +1,12 @@
-"""Dead letters: what nobody can run, with its bytes untouched and the reason beside them."""
+"""Puts on the dead letters what nobody can run."""
 
-from router import topics
-from router.log import Delivery, Log, Record
-
-LONGEST_DETAIL = 2000
+from router import deadletters, topics
+from router.log import Delivery, Log
 
 
 async def bury(log: Log, delivery: Delivery, reason: str, detail: str) -> None:
     """Put a record on `jobs.dead`. Raises `LogUnavailableError`: then it is not done, and this may run again."""
-    headers = {name: value for name, value in delivery.record.headers.items() if name != "authorization"}
-    headers |= {
-        "dead-reason": reason,
-        "dead-detail": detail[:LONGEST_DETAIL],
-        "dead-topic": delivery.topic,
-        "dead-position": delivery.position,
-    }
-    await log.append(topics.DEAD, Record(delivery.record.value, headers))
+    letter = deadletters.to_record(
+        delivery.record, topic=delivery.topic, position=delivery.position, reason=reason, detail=detail
+    )
+    await log.append(topics.DEAD, letter)

@@ -15,8 +15,6 @@ from router.outbox import Outbox
 
 log = structlog.get_logger(__name__)
 
-UNPUBLISHED_S = 60.0  # longer than any accept waits for the log
-LEFT_BEHIND_S = 10.0  # longer than a living worker takes to publish
 AT_ONCE = 200
 
 
@@ -25,7 +23,8 @@ class Sweeper:
     """Goes round all tenants: rejects what was never confirmed, expires what nobody runs, drains outboxes.
 
     Its stamp on each tenant tells a Redis that stood still from owners that died. `trim` shortens the log,
-    where that is ours to do.
+    where that is ours to do. `unpublished_s` is longer than any accept waits for the log, `left_behind_s`
+    longer than a living worker takes to publish.
     """
 
     board: Board
@@ -35,6 +34,8 @@ class Sweeper:
     trim: Callable[[], Awaitable[None]] | None = None
     every_s: float = 1.0
     trim_every: int = 30  # rounds
+    unpublished_s: float = 60.0
+    left_behind_s: float = 10.0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Sweep until `stop`."""
@@ -58,14 +59,14 @@ class Sweeper:
         await self.board.beat()
         for tenant in self.tenants:
             unpublished, overdue = await self.board.sweep(
-                tenant, unpublished_s=UNPUBLISHED_S, lease_s=self.lease_s, most=AT_ONCE
+                tenant, unpublished_s=self.unpublished_s, lease_s=self.lease_s, most=AT_ONCE
             )
             for job_id in unpublished:
                 state = await self.board.reject(tenant, job_id)
                 log.warning("unpublished_job_swept", job=job_id, tenant=tenant, state=state)
             for job_id in overdue:
                 await self._expire(tenant, job_id)
-            drained = await self.outbox.drain(tenant, age_s=LEFT_BEHIND_S, most=AT_ONCE)
+            drained = await self.outbox.drain(tenant, age_s=self.left_behind_s, most=AT_ONCE)
             if drained:
                 log.info("outbox_drained", tenant=tenant, entries=drained)
 
@@ -73,6 +74,6 @@ class Sweeper:
         view = await self.board.view(tenant, job_id)
         if view is None:
             return
-        event = ledger.event_text(view.job, JobState.EXPIRED, usd=view.usd, error_code="expired")
+        event = ledger.event_text(view.job, JobState.EXPIRED, usd=view.usd, attempts=view.attempts, error_code="expired")
         if await self.board.expire(tenant, job_id, event) is JobState.EXPIRED:
             log.info("job_expired", job=job_id, tenant=tenant)

@@ -2,18 +2,23 @@
 
 import asyncio
 import heapq
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 import structlog
 from ulid import ULID
 
+from consumers import intake
 from consumers.attempt import Attempt, Stop
 from consumers.breaker import Breaker
 from consumers.dead import bury
-from consumers.fair import FairQueue
+from consumers.expected import Expected
+from consumers.fair import FairQueue, Turn
 from consumers.meters import WorkerMeters
 from consumers.microbatch import Microbatches
 from consumers.outcome import Concluded, Dead, Later, Left
@@ -21,7 +26,6 @@ from consumers.tally import Tally
 from policies.deployments import Deployment
 from policies.scripts import BoardUnavailableError
 from router import topics
-from router.board import CancelRequested, Lost
 from router.envelope import EnvelopeError, from_record, postponed
 from router.epoch import Epoch
 from router.job import Job
@@ -35,9 +39,12 @@ LONGEST_PARK_S = 30.0  # what waits longer does so on a retry topic
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much one worker holds and for how long. `slots` is for a deployment without a limit of its own."""
+    """How much one worker holds and for how long. `slots` is for a deployment without a limit of its own.
 
-    look_ahead: int = 500
+    Of the look-ahead at most one half is overflow.
+    """
+
+    look_ahead: int = 1000
     look_ahead_bytes: int = 64 * 1024 * 1024
     slots: int = 64
     drain_s: float = 30.0
@@ -70,8 +77,9 @@ class Worker:
     epoch: Epoch
     clock: Callable[[], float] = time.monotonic
     breaker: Breaker = field(default_factory=Breaker)
+    expected: Expected = field(default_factory=Expected)
     _queues: dict[str, FairQueue[_Ticket]] = field(default_factory=dict)
-    _open: Microbatches[_Ticket] = field(default_factory=Microbatches)
+    _open: Microbatches[Turn[_Ticket]] = field(default_factory=Microbatches)
     _parked: list[tuple[float, int, _Ticket]] = field(default_factory=list)
     _order: "count[int]" = field(default_factory=count)
     _running: dict[str, int] = field(default_factory=dict)
@@ -79,13 +87,22 @@ class Worker:
     _held_bytes: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _polled_at: float = 0.0
+    _board_minus_ours: float = -math.inf  # until the board's clock was read, no job has aged
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; then finish what runs, as far as `drain_s` allows, and give back the rest."""
         self._polled_at = self.clock()
-        async with self.log.subscribe(self.topics, group=self.group) as subscription, asyncio.TaskGroup() as tasks:
+        subscribed = intake.subscribe(
+            self.log,
+            self.topics,
+            group=self.group,
+            most=max(1, self.bounds.look_ahead // 2),
+            most_bytes=self.bounds.look_ahead_bytes // 2,
+        )
+        async with subscribed as subscription, asyncio.TaskGroup() as tasks:
             keepers = [
-                tasks.create_task(self._renew()),
+                tasks.create_task(self.attempt.keep_leases()),
+                tasks.create_task(self.attempt.heed()),
                 tasks.create_task(self.attempt.wakeups.follow()),
                 tasks.create_task(self.epoch.follow()),
             ]
@@ -145,8 +162,26 @@ class Worker:
 
     def _queue(self, ticket: _Ticket) -> None:
         job = ticket.job
-        self._queues.setdefault(job.route.deployment, FairQueue()).put(job.job_class, job.tenant, ticket)
+        queue = self._queues.get(job.route.deployment)
+        if queue is None:
+            queue = self._queues[job.route.deployment] = self._new_queue(job.route.deployment)
+        queue.put(ticket, tenant=job.tenant, band=job.band, ages_at=job.ages_at)
         self._changed.set()
+
+    def _new_queue(self, deployment: str) -> FairQueue[_Ticket]:
+        return FairQueue(
+            self._slots(deployment),
+            weight=self._weight,
+            expected=partial(self.expected.seconds, deployment=deployment),
+        )
+
+    def _weight(self, tenant: str) -> float:
+        known = self.attempt.tenants.get(tenant)
+        return known.weight if known else 1.0
+
+    def _slots(self, name: str) -> int:
+        deployment = self.deployments.get(name)
+        return (deployment.limits.concurrency if deployment else None) or self.bounds.slots
 
     async def _dispatch(self, tasks: asyncio.TaskGroup, subscription: Subscription, stopping: asyncio.Event) -> None:
         """Fill microbatches while slots are free, and run each as it closes."""
@@ -158,21 +193,24 @@ class Worker:
             for name, queue in self._queues.items():
                 if self.epoch.fault is None:
                     self._fill(name, queue, now)
-            for tickets in self._open.close(now):
-                tasks.create_task(self._run_microbatch(tasks, subscription, tickets))
+            for turns in self._open.close(now):
+                tasks.create_task(self._run_microbatch(tasks, subscription, turns))
             await self._next_change()
+        for turns in self._open.close(math.inf):  # these are not begun any more: others get their records
+            for turn in turns:
+                self._running[turn.item.job.route.deployment] -= 1
 
     def _fill(self, name: str, queue: FairQueue[_Ticket], now: float) -> None:
         deployment = self.deployments.get(name)
-        slots = (deployment.limits.concurrency if deployment else None) or self.bounds.slots
+        slots = self._slots(name)
         size = deployment.microbatch_size if deployment else 1
         wait_s = deployment.microbatch_wait_s if deployment else 0.0
         while self._running.get(name, 0) < slots and self._open.count(name) < size:
-            ticket = queue.take()
-            if ticket is None:
+            turn = queue.take(now + self._board_minus_ours)
+            if turn is None:
                 return
             self._running[name] = self._running.get(name, 0) + 1
-            self._open.add(name, ticket, size=min(size, slots), wait_s=wait_s, now=now)
+            self._open.add(name, turn, size=min(size, slots), wait_s=wait_s, now=now)
             if self._open.count(name) >= min(size, slots):
                 return
 
@@ -189,33 +227,41 @@ class Worker:
             return
 
     async def _run_microbatch(
-        self, tasks: asyncio.TaskGroup, subscription: Subscription, tickets: Sequence[_Ticket]
+        self, tasks: asyncio.TaskGroup, subscription: Subscription, turns: Sequence[Turn[_Ticket]]
     ) -> None:
         """Run its jobs side by side; when the last has ended, its record goes to the ledger."""
         self._changed.set()  # another one may fill now
         microbatch = f"mb_{ULID()}"
-        tally = Tally(microbatch, tickets[0].job.route.deployment, tickets[0].job.route.lane, started=self.clock())
-        self.meters.microbatch(len(tickets))
+        route = turns[0].item.job.route
+        tally = Tally(microbatch, route.deployment, route.lane, started=self.clock())
+        self.meters.microbatch(len(turns))
         async with asyncio.TaskGroup() as jobs:
-            for ticket in tickets:
-                jobs.create_task(self._run(tasks, subscription, ticket, tally))
+            for turn in turns:
+                jobs.create_task(self._run(tasks, subscription, turn, tally))
         if tally.attempts:
             record = Record(tally.text(self.clock()).encode(), {"version": "1", "id": microbatch})
             await self.attempt.until_it_works(lambda: self.log.append(topics.CHARGES, record))
 
-    async def _run(self, tasks: asyncio.TaskGroup, subscription: Subscription, ticket: _Ticket, tally: Tally) -> None:
+    async def _run(
+        self, tasks: asyncio.TaskGroup, subscription: Subscription, turn: Turn[_Ticket], tally: Tally
+    ) -> None:
+        ticket, started = turn.item, self.clock()
         job, delivery = ticket.job, ticket.delivery
         ticket.tries += 1
         owner = f"{self.attempt.wakeups.channel}|{delivery.topic}|{delivery.position}|{ticket.tries}"
         try:
             outcome = await self.attempt(job, owner, tally)
-        except Exception as error:  # the one place for what nobody expected: the job is kept for people to look at
-            log.exception("attempt_crashed", job=job.id, tenant=job.tenant, error=type(error).__name__)
+        except Exception as error:  # even the way out of a crash crashed: the worker goes on
+            log.exception("attempt_crashed_twice", job=job.id, tenant=job.tenant, error=type(error).__name__)
             outcome = Dead("crashed", type(error).__name__)
         finally:
             self._running[job.route.deployment] -= 1
+            held_s = self.clock() - started
+            self._queues[job.route.deployment].finish(turn, held_s)
             self._changed.set()
         self.meters.outcome(outcome)
+        if isinstance(outcome, Concluded):
+            self.expected.add(job.tenant, job.route.deployment, held_s)
         if isinstance(outcome, Concluded | Dead):
             self.breaker.add(dead=isinstance(outcome, Dead))
         match outcome:
@@ -251,31 +297,9 @@ class Worker:
         await self._done(subscription, delivery, size)
 
     async def _done(self, subscription: Subscription, delivery: Delivery, size: int) -> None:
-        await subscription.done(delivery)
+        await self.attempt.until_it_works(lambda: subscription.done(delivery))
         self._held -= 1
         self._held_bytes -= size
-
-    async def _renew(self) -> None:
-        """Keep the leases of all that runs, every third of a lease; a lost or cancelled one is closed."""
-        while True:
-            await asyncio.sleep(self.attempt.lease_s / 3)
-            await asyncio.gather(*(self._renew_one(name) for name in list(self.attempt.running)))
-
-    async def _renew_one(self, name: str) -> None:
-        running = self.attempt.running.get(name)
-        if running is None:
-            return
-        try:
-            verdict = await self.attempt.board.renew(running.job, running.owner, lease_s=self.attempt.lease_s)
-            for scope in running.scopes:
-                await self.attempt.quotas.renew(scope, running.rid, hold_s=self.attempt.lease_s * 2)
-        except BoardUnavailableError:
-            return  # what runs goes on; the lease is looked at again next time
-        match verdict:
-            case CancelRequested():
-                running.close(Stop.CANCELLED)
-            case Lost():
-                running.close(Stop.LOST)
 
     async def _drain(self, subscription: Subscription) -> None:
         """Wait for what runs, keeping the membership; close what is still open after `drain_s`."""

@@ -115,10 +115,11 @@ class Desk:
                 deadline_s=deadline_s,
                 idempotency=_digests(idempotency_key, endpoint, raw),
                 most_unfinished=tenant.max_unfinished,
+                most_in_class=tenant.max_in_class,
                 channel=channel,
             )
             if isinstance(answer, Accepted):
-                job = replace(job, created_at=answer.created_at, expires_at=answer.expires_at)
+                job = replace(job, created_at=answer.created_at, expires_at=answer.expires_at, queue=answer.queue)
                 return Acceptance(await self._enqueue(job), rooms=rooms)
         except BaseException:
             if waits:

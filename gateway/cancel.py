@@ -11,7 +11,7 @@ from router.outbox import Outbox
 async def cancel(view: JobView, *, board: Board, outbox: Outbox) -> None:
     """End the job, through whoever runs it; safe to repeat. Raises `BoardUnavailableError`."""
     job = view.job
-    event = ledger.event_text(job, JobState.CANCELLED, usd=view.usd, error_code="cancelled")
+    event = ledger.event_text(job, JobState.CANCELLED, usd=view.usd, attempts=view.attempts, error_code="cancelled")
     if await board.cancel(job.tenant, job.id, event) is JobState.CANCELLED:
         try:
             await outbox.drain(job.tenant, job_id=job.id)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from gateway import logs, valkey, wiring
+from gateway import cli_dlq, logs, valkey, wiring
 from gateway.check import Level, check
 from gateway.settings import Settings, SettingsError, load
 from gateway.up import up
@@ -41,6 +41,7 @@ keys_app = typer.Typer(no_args_is_help=True, help="API keys: made, listed and re
 app.add_typer(serve_app, name="serve")
 app.add_typer(keys_app, name="keys")
 app.add_typer(board_app, name="board")
+app.add_typer(cli_dlq.app, name="dlq")
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -76,7 +77,7 @@ class GroupBy(StrEnum):
 def main() -> None:
     """The entry point."""
     logs.configure()
-    app()
+    app(obj=(lambda config, data: _reachable(_load(config, _environ(data))), _run))
 
 
 @app.command("up")
@@ -330,11 +331,13 @@ def _sum(rows: list[Spent]) -> Spent:
 
 
 def _serve(config: Path | None, process: Callable[[ModuleType, Settings], Coroutine[Any, Any, None]]) -> None:
+    import uvloop  # half the cost of a socket of asyncio's own loop
+
     from gateway import processes  # a web server, which no other command needs
 
     settings = _load(config, _environ(None))
     _refuse_errors(settings)
-    _run(process(processes, settings))
+    _run(process(processes, settings), new_loop=uvloop.new_event_loop)
 
 
 def _refuse_errors(settings: Settings) -> None:
@@ -369,9 +372,12 @@ def _reachable(settings: Settings) -> Settings:
     return settings.model_copy(update={"redis": url})
 
 
-def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+def _run(
+    coroutine: Coroutine[Any, Any, Result], *, new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> Result:
     try:
-        return asyncio.run(coroutine)
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(coroutine)
     except EXPECTED as error:
         _fail(str(error))
     except BaseExceptionGroup as group:

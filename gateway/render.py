@@ -137,7 +137,7 @@ def _job(view: JobView) -> dict[str, object]:
             "class": job.job_class,
             "reasons": route.reasons,
             "score": route.score,
-            "queue": "main",
+            "queue": job.queue,
             "estimate_usd": _dollars(job.estimate.usd),
             "attempts": view.attempts,
             "microbatch": view.microbatch,

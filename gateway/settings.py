@@ -220,6 +220,8 @@ class TenantSettings(Section):
     deployments: Annotated[tuple[str, ...], Listed] | None = Field(default=None, max_length=500)
     aliases: Mapping[AliasName, str] = Field(default_factory=dict, max_length=1000)
     max_unfinished: Whole = Field(default=100_000, ge=1, le=10_000_000)
+    max_in_class: Whole = Field(default=500, ge=1, le=100_000)
+    weight: Number = Field(default=1.0, ge=0.01, le=1000)
     deadline_s: Number = Field(default=DAY_S, ge=1, le=30 * DAY_S)
     result_ttl_s: Number = Field(default=DAY_S, ge=1, le=90 * DAY_S)
     max_result_ttl_s: Number = Field(default=7 * DAY_S, ge=1, le=90 * DAY_S)
@@ -398,6 +400,8 @@ def _tenant(name: str, tenant: TenantSettings) -> Tenant:
         deployments=None if tenant.deployments is None else frozenset(tenant.deployments),
         aliases=dict(tenant.aliases),
         max_unfinished=tenant.max_unfinished,
+        max_in_class=tenant.max_in_class,
+        weight=tenant.weight,
         deadline_s=tenant.deadline_s,
         result_ttl_s=tenant.result_ttl_s,
         max_result_ttl_s=tenant.max_result_ttl_s,

@@ -120,6 +120,7 @@ def open_log(settings: Settings, redis: Redis) -> AbstractAsyncContextManager[Lo
         partitions=kafka.partitions,
         replication=kafka.replication,
         retention_s=kafka.retention_s,
+        hold_s=settings.http.accept_wait_s,
         security=security,
     )
 

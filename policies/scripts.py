@@ -43,7 +43,7 @@ Value = str | bytes | int | float
 @dataclass(slots=True)
 class _Call:
     script: Script
-    keys: Sequence[str]
+    keys: Sequence[bytes]
     args: Sequence[Value]
     durable: bool
     answer: asyncio.Future[object]
@@ -68,7 +68,9 @@ class Scripts:
         if len(self._waiting) >= QUEUE_LIMIT:
             raise BoardUnavailableError(f"more than {QUEUE_LIMIT} calls wait for Redis")
         loop = asyncio.get_running_loop()
-        call = _Call(script, keys, args, durable, loop.create_future())
+        # Encoded here, so that a text which cannot be hurts its own caller and not those who share the round trip.
+        encoded = [arg.encode() if isinstance(arg, str) else arg for arg in args]
+        call = _Call(script, [key.encode() for key in keys], encoded, durable, loop.create_future())
         self._waiting.append(call)
         if self._flusher is None or self._flusher.done():
             self._flusher = loop.create_task(self._flush())
@@ -90,6 +92,8 @@ class Scripts:
             except (RedisError, OSError, TimeoutError) as error:
                 failed = BoardUnavailableError(f"Redis did not answer: {type(error).__name__}")
                 answers = [failed] * len(calls)
+            except Exception as error:  # a bug, which each of them is to see
+                answers = [error] * len(calls)
             except BaseException:
                 for call in calls:
                     call.answer.cancel()

@@ -8,13 +8,19 @@ from policies.deployments import Limits
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant's policy. Seconds; `aliases` maps a model name of the tenant's to a deployment or `auto...`."""
+    """A tenant's policy. Seconds; `aliases` maps a model name of the tenant's to a deployment or `auto...`.
+
+    Of a class `max_in_class` unfinished jobs are in the main queue, what is more is in the overflow. `weight` is its
+    part of the slots beside other tenants'.
+    """
 
     name: str
     limits: Limits = field(default_factory=Limits)
     deployments: frozenset[str] | None = None  # None: all
     aliases: Mapping[str, str] = field(default_factory=dict)
     max_unfinished: int = 100_000
+    max_in_class: int = 500
+    weight: float = 1.0
     deadline_s: float = 86_400.0
     result_ttl_s: float = 86_400.0
     max_result_ttl_s: float = 604_800.0

@@ -12,9 +12,11 @@ from typing import cast
 from policies.pricing import ChargeLine, picodollars, total
 from policies.scripts import BoardUnavailableError, Script, Scripts, Value
 from router import envelope, ledger
-from router.job import Job, JobState, Payload
+from router.job import Job, JobState, Payload, Queue
 
 EPOCH = "board:epoch"
+CLOSED_LETTERS = "board:closed-letters"
+LETTERS_KEPT_MS = 40 * 86_400_000  # since the last one was closed; longer than the topic keeps them
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Accepted:
 
     created_at: float
     expires_at: float
+    queue: Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +208,8 @@ class Board:
         self._sweep = _script("sweep")
         self._bury = _script("bury")
         self._recount = _script("recount")
+        self._revive = _script("revive")
+        self._letters = Script.load("router", "board_letters")
         self._begin = Script.load("router", "board_epoch")
 
     async def accept(
@@ -214,18 +219,32 @@ class Board:
         deadline_s: float,
         idempotency: tuple[str, str] | None,
         most_unfinished: int,
+        most_in_class: int = 500,
         channel: str = "",
     ) -> Accepted | Same | KeyReused | QueueFull:
-        """Write a job as `accepting`. `idempotency`: digests of the key and of the body; `channel` watches it."""
+        """Write a job as `accepting`. `idempotency`: digests of the key and of the body; `channel` watches it.
+
+        When the tenant has `most_in_class` unfinished jobs in the main queue of its class, it goes to the overflow.
+        """
         key, body = idempotency or ("", "")
         fields = [*_fields(job), "watchers", channel] if channel else _fields(job)
         kept_ms = int((deadline_s + job.result_ttl_s) * 1000)
         answer = await self._run(
-            self._accept, job.tenant, job.id, key, body, int(deadline_s * 1000), kept_ms, most_unfinished, *fields
+            self._accept,
+            job.tenant,
+            job.id,
+            key,
+            body,
+            int(deadline_s * 1000),
+            kept_ms,
+            most_unfinished,
+            job.job_class,
+            most_in_class,
+            *fields,
         )
         match cast("list[bytes]", answer):
-            case [b"accepted", created, expires]:
-                return Accepted(int(created) / 1000, int(expires) / 1000)
+            case [b"accepted", created, expires, queue]:
+                return Accepted(int(created) / 1000, int(expires) / 1000, Queue(queue.decode()))
             case [b"same", known]:
                 return Same(known.decode())
             case [b"reused", known]:
@@ -251,7 +270,7 @@ class Board:
             if await self.epoch() is None:  # all is lost, and what is over is not known before it is rebuilt
                 return Busy(1.0)
             created, expires = int(job.created_at * 1000), int(job.expires_at * 1000)
-            seed = [*_fields(job), "created", created, "expires", expires]
+            seed = [*_fields(job), "created", created, "expires", expires, "class", job.job_class, "queue", job.queue]
             answer = cast("list[bytes]", await self._run(self._claim, job.tenant, job.id, owner, lease_ms, *seed))
         match answer:
             case [b"busy", left]:
@@ -293,8 +312,11 @@ class Board:
         seconds, micros = await self._scripts.time()
         return seconds + micros / 1e6
 
-    async def close_attempt(self, job: Job, attempted: Attempted) -> float:
-        """Charge an attempt that did not conclude the job (failed, cut off, lost, late), and say when."""
+    async def close_attempt(self, job: Job, attempted: Attempted) -> "OutboxEntry":
+        """Charge an attempt that did not conclude the job (failed, cut off, lost, late), unless it is charged already.
+
+        Returns the charge that stands, to be published.
+        """
         keys, arguments = attempted.settle
         answer = await self._run(
             self._close,
@@ -305,10 +327,11 @@ class Board:
             keys=keys,
             durable=True,
         )
-        return int(cast(bytes, answer)) / 1000
+        at, text = cast("list[bytes]", answer)
+        return OutboxEntry(f"{job.id}:{attempted.attempt}", int(at) / 1000, text.decode())
 
     async def finish(self, job: Job, owner: str, conclusion: Conclusion) -> float | None:
-        """Conclude the job, once, and say when. None when it was over or is another's: nothing was written."""
+        """Conclude the job, once, and say when. None when another ended or owns it: nothing was written."""
         keys, arguments = conclusion.attempted.settle if conclusion.attempted else ((), ())
         fields: list[Value] = []
         if conclusion.usage is not None:
@@ -410,6 +433,20 @@ class Board:
         moments = [int(row["concluded"]), int(at * 1000), self._keep_ms]
         return bool(await self._run(self._recount, tenant, job_id, *arguments, *moments))
 
+    async def revive(self, job: Job, letter: str) -> JobState | None:
+        """Queue a failed job anew, until `job.expires_at`; the state that holds now, None for an unknown job."""
+        answer = await self._run(self._revive, job.tenant, job.id, letter, int(job.expires_at * 1000), durable=True)
+        return _state(answer) if answer else None
+
+    async def closed_letters(self) -> set[str]:
+        """The ids of dead letters that were replayed or dropped."""
+        names = cast("list[bytes]", await self._scripts.run(self._letters, [CLOSED_LETTERS], ["", ""]))
+        return {name.decode() for name in names}
+
+    async def close_letter(self, letter: str, how: str) -> None:
+        """A dead letter was replayed or dropped."""
+        await self._scripts.run(self._letters, [CLOSED_LETTERS], [letter, how, LETTERS_KEPT_MS], durable=True)
+
     async def epoch(self) -> str | None:
         """The name of this board's life; None when the board is lost, or was never used."""
         return (await self._heart())[0]
@@ -493,10 +530,11 @@ def _state(answer: object) -> JobState:
 
 def _view(tenant: str, job_id: str, pairs: Sequence[bytes], result: bytes | None) -> JobView:
     fields = {name.decode(): value for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
-    moments = {"created-ms": fields["created"].decode(), "deadline-ms": fields["expires"].decode()}
+    given = {"created-ms": "created", "deadline-ms": "expires", "queue": "queue"}
+    headers = json.loads(fields["about"]) | {header: fields[name].decode() for header, name in given.items()}
     charged = sorted((int(name[8:]), text) for name, text in fields.items() if name.startswith("charged:"))
     return JobView(
-        job=envelope.from_headers(json.loads(fields["about"]) | moments, b""),
+        job=envelope.from_headers(headers, b""),
         state=JobState(fields["state"].decode()),
         attempts=int(fields.get("attempts", b"0")),
         started_at=_seconds(fields.get("started")),

@@ -1,6 +1,10 @@
 -- Write a new job as `accepting`, unless its idempotency key or the tenant's queue says otherwise.
--- ARGV: prefix, id, idempotency name ('' is none), body hash, deadline ms, idempotency ttl ms, most unfinished, fields...
+-- ARGV: prefix, id, idempotency name ('' is none), body hash, deadline ms, idempotency ttl ms, most unfinished, class,
+--   most unfinished of the class, fields...
+-- Returns {'accepted', created, expires, queue} | {'same' | 'reused', id} | {'full', ''}
 local id, idem, hash = ARGV[2], ARGV[3], ARGV[4]
+local known = redis.call('HMGET', KEYS[1], 'state', 'created', 'expires', 'queue')
+if known[1] then return {'accepted', known[2], known[3], known[4]} end -- this call again, as its answer was lost
 local now = now_ms()
 if idem ~= '' then
   local known = redis.call('GET', P .. 'idem:' .. idem)
@@ -14,11 +18,18 @@ if idem ~= '' then
 end
 if redis.call('ZCOUNT', P .. 'unfinished', whole(now), '+inf') >= tonumber(ARGV[7]) then return {'full', ''} end
 local expires = now + tonumber(ARGV[5])
-local fields = {'state', 'accepting', 'created', whole(now), 'expires', whole(expires)}
-for i = 8, #ARGV do fields[#fields + 1] = ARGV[i] end
+-- What a tenant has in a class beyond its part goes to the overflow, so that it cannot fill what workers look at.
+local class, queue = P .. 'unfinished:' .. ARGV[8], 'overflow'
+redis.call('ZREMRANGEBYSCORE', class, '-inf', '(' .. whole(now))
+if redis.call('ZCARD', class) < tonumber(ARGV[9]) then
+  queue = 'main'
+  redis.call('ZADD', class, whole(expires), id)
+end
+local fields = {'state', 'accepting', 'created', whole(now), 'expires', whole(expires), 'class', ARGV[8], 'queue', queue}
+for i = 10, #ARGV do fields[#fields + 1] = ARGV[i] end
 redis.call('HSET', KEYS[1], unpack(fields))
 redis.call('ZADD', P .. 'unfinished', whole(expires), id)
 redis.call('ZADD', P .. 'unpublished', whole(now), id)
 redis.call('ZADD', P .. 'jobs', 0, id)
 if idem ~= '' then redis.call('SET', P .. 'idem:' .. idem, id .. ' ' .. hash, 'PX', ARGV[6]) end
-return {'accepted', whole(now), whole(expires)}
+return {'accepted', whole(now), whole(expires), queue}

@@ -14,6 +14,8 @@ if not state then
   redis.call('ZADD', P .. 'jobs', 0, id)
   h[5] = redis.call('HGET', job, 'expires')
   redis.call('ZADD', P .. 'unfinished', h[5], id)
+  local waits = redis.call('HMGET', job, 'class', 'queue')
+  if waits[2] == 'main' then redis.call('ZADD', P .. 'unfinished:' .. waits[1], h[5], id) end
   state = 'queued'
 end
 if TERMINAL[state] then return {'finished', state, h[6] or '0'} end

@@ -3,7 +3,8 @@
 --   microbatch, fields (a count, then names and values), result, settle arguments...; KEYS[2..]: settle keys
 -- Returns {'finished', now ms} | {'already', state} | {'lost'}
 local job, id, name = KEYS[1], ARGV[2], ARGV[3]
-local h = redis.call('HMGET', job, 'state', 'owner', 'result_ttl')
+local h = redis.call('HMGET', job, 'state', 'owner', 'result_ttl', 'ended_by', 'finished')
+if h[4] == ARGV[4] then return {'finished', h[5]} end -- this call again, as its answer was lost
 if h[1] and TERMINAL[h[1]] then return {'already', h[1]} end
 if not h[1] or h[2] ~= ARGV[4] then return {'lost'} end
 local now = now_ms()
@@ -15,6 +16,7 @@ local n = tonumber(ARGV[15])
 for i = 16, 14 + 2 * n, 2 do redis.call('HSET', job, ARGV[i], ARGV[i + 1]) end
 local result = ARGV[16 + 2 * n]
 if result ~= '' then redis.call('SET', P .. 'result:' .. id, result, 'PX', h[3]) end
+redis.call('HSET', job, 'ended_by', ARGV[4])
 conclude(job, id, name, ARGV[5], ARGV[6], tonumber(ARGV[7]), tonumber(h[3]), now)
 redis.call('PEXPIRE', P .. 'chunks:' .. id, 60000)
 settle_rest(1, 16 + 2 * n)

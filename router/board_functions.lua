@@ -72,13 +72,20 @@ local function charge(job, id, c, now)
   end
 end
 
+-- It no longer counts among the tenant's unfinished jobs, nor among those of its class.
+local function uncount(job, id)
+  redis.call('ZREM', P .. 'unfinished', id)
+  local class = redis.call('HGET', job, 'class')
+  if class then redis.call('ZREM', P .. 'unfinished:' .. class, id) end
+end
+
 -- Make a state final: nothing waits for this job any more, and its event waits in the outbox.
 local function conclude(job, id, name, state, event, keep_ms, result_ttl_ms, now)
   redis.call('HSET', job, 'state', state, 'finished', whole(now), 'gone', whole(now + result_ttl_ms))
-  redis.call('HDEL', job, 'owner', 'lease', 'cancel', 'open')
+  redis.call('HDEL', job, 'owner', 'lease', 'cancel', 'open', 'counted')
   redis.call('ZREM', P .. 'running', id)
-  redis.call('ZREM', P .. 'unfinished', id)
   redis.call('ZREM', P .. 'unpublished', id)
+  uncount(job, id)
   redis.call('HSET', P .. 'outbox', id .. ':event', whole(now) .. '\n' .. event)
   redis.call('PEXPIRE', job, math.max(keep_ms, result_ttl_ms))
   wake(job, name)

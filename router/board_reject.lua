@@ -2,9 +2,9 @@
 -- Returns the state that holds now. ARGV: prefix, id, keep ms
 local state = redis.call('HGET', KEYS[1], 'state')
 redis.call('ZREM', P .. 'unpublished', ARGV[2])
-if state ~= 'accepting' then return state end
+if state and state ~= 'accepting' then return state end
 redis.call('HSET', KEYS[1], 'state', 'rejected', 'gone', '0')
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('ZREM', P .. 'unfinished', ARGV[2])
+uncount(KEYS[1], ARGV[2])
 redis.call('ZREM', P .. 'jobs', ARGV[2])
 return 'rejected'

@@ -1,14 +1,14 @@
 """How a job travels: the client's bytes as the record's value, everything else in headers.
 
-The headers are documented in `docs/reference/asyncapi.yaml`. Moments are whole milliseconds since the epoch.
+The headers are documented in `docs/reference/records.md`. Moments are whole milliseconds since the epoch.
 """
 
 import json
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from policies.deployments import Modality, Tier
-from router.job import Estimate, Job, JobClass, Payload, Route
+from router.job import Estimate, Job, JobClass, Payload, Queue, Route
 from router.log import Record
 
 VERSION = "1"
@@ -20,7 +20,8 @@ class EnvelopeError(ValueError):
 
 def to_record(job: Job) -> Record:
     """The job as a record."""
-    headers = to_headers(job) | {"created-ms": _ms(job.created_at), "deadline-ms": _ms(job.expires_at)}
+    given = {"created-ms": _ms(job.created_at), "deadline-ms": _ms(job.expires_at), "queue": str(job.queue)}
+    headers = to_headers(job) | given
     return Record(b"" if job.payload else job.body, headers)
 
 
@@ -30,7 +31,7 @@ def from_record(record: Record) -> Job:
         return from_headers(record.headers, record.value)
     except KeyError as error:
         raise EnvelopeError(f"header {error.args[0]!r} is missing") from None
-    except (ValueError, TypeError, AttributeError, InvalidOperation) as error:
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise EnvelopeError(f"a header has a wrong value ({type(error).__name__})") from None
 
 
@@ -55,7 +56,7 @@ def brought_back(record: Record) -> tuple[str, Record]:
 
 
 def to_headers(job: Job) -> dict[str, str]:
-    """All that is known of a job before the board has given it its moments."""
+    """All that is known of a job before the board has given it its moments and its queue."""
     route = job.route
     headers = {
         "version": VERSION,
@@ -131,6 +132,7 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
         traceparent=headers.get("traceparent"),
         reruns_allowed=headers["reruns"] == "allow",
         max_usd=Decimal(headers["max-usd"]) if "max-usd" in headers else None,
+        queue=Queue(headers.get("queue", Queue.MAIN)),
     )
 
 

@@ -39,6 +39,13 @@ class JobClass(StrEnum):
     BULK = "bulk"
 
 
+class Queue(StrEnum):
+    """Where a job waits: with its class, or behind as what is more than a tenant's part of it."""
+
+    MAIN = "main"
+    OVERFLOW = "overflow"
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """What a job may use at most, before it runs. `usd` is None where the price is unknown."""
@@ -104,8 +111,19 @@ class Job:
     traceparent: str | None = None
     reruns_allowed: bool = True
     max_usd: Decimal | None = None
+    queue: Queue = Queue.MAIN
+
+    @property
+    def band(self) -> str:
+        """Whom it waits with: its class, or the overflow."""
+        return str(self.job_class if self.queue is Queue.MAIN else self.queue)
 
     @property
     def topic(self) -> str:
-        """The topic of its lane and class, without the operator's prefix."""
-        return f"jobs.{self.route.lane}.{self.job_class}"
+        """The topic of its lane and band, without the operator's prefix."""
+        return f"jobs.{self.route.lane}.{self.band}"
+
+    @property
+    def ages_at(self) -> float:
+        """Half of its time to live is over: from now on it goes before others of its tenant."""
+        return (self.created_at + self.expires_at) / 2

@@ -90,11 +90,13 @@ def attempt_of(record: Record) -> Charged | None:
         return None
 
 
-def event_text(job: Job, state: JobState, *, usd: Decimal | None, error_code: str | None = None) -> str:
-    """A job's terminal event as a JSON object, without content."""
+def event_text(
+    job: Job, state: JobState, *, usd: Decimal | None, attempts: int = 0, error_code: str | None = None
+) -> str:
+    """A job's terminal event as a JSON object, without content. `usd` is what all `attempts` cost."""
     return _json(
         {
-            "id": f"evt_{job.id}",
+            "id": f"evt_{job.id}.{attempts}",  # a job that an operator runs again ends twice
             "type": f"job.{state}",
             "tenant": job.tenant,
             "data": {"id": f"job_{job.id}"},

@@ -489,21 +489,25 @@ class KafkaSubscription:
         polling, self._polling = self._polling, None
         try:
             polling.result()
-        except KafkaError as error:
+        except (KafkaError, TimeoutError) as error:
             raise LogUnavailableError(f"Kafka: {_words(error)}") from error
 
     async def _poll(self, room: int) -> None:
         consumer = await self._joined()
         wanted = self._wanted() if room else (NOTHING,)
         try:
-            batches = await consumer.getmany(*wanted, timeout_ms=POLL_MS if room else FULL_MS, max_records=max(1, room))
-            self._arrived(batches)
-        except RecordTooLargeError:
-            self._counts.unreadable += 1  # aiokafka has passed it over
-        except UNREADABLE:
-            await self._pass_over_unreadable(consumer, room)
-        except KafkaError:
-            # Its tasks may be dead, and its watchdog counts a poll that raised as under way for ever.
+            try:
+                self._arrived(
+                    await consumer.getmany(*wanted, timeout_ms=POLL_MS if room else FULL_MS, max_records=max(1, room))
+                )
+            except RecordTooLargeError:
+                self._counts.unreadable += 1  # aiokafka has passed it over
+            except UNREADABLE:
+                await self._seek_back(consumer)
+                await self._pass_over_unreadable(consumer, room)
+        except Exception:
+            # What the poll had drained of other partitions is gone, its tasks may be dead, and its watchdog counts a
+            # poll that raised as under way for ever: only a new consumer starts where this member really is.
             self._counts.rejoined += 1
             await self._stop(polling=False)
             raise
@@ -530,6 +534,19 @@ class KafkaSubscription:
                 known.offsets.start(record.offset)
                 self._ready.append(_delivery(owner.topic.removeprefix(self._prefix), record))
 
+    async def _seek_back(self, consumer: Any) -> None:
+        """To where this member really is. A poll that raises has moved on in the partitions that it drained before,
+        and delivers nothing of them: without this their records are lost, and committed with the next ones.
+        """
+        async with asyncio.timeout(REQUEST_S):
+            for owner in consumer.assignment():
+                known = self._partitions.get(owner)
+                position = await consumer.committed(owner) if known is None else known.offsets.next
+                if position is None:
+                    await consumer.seek_to_beginning(owner)
+                else:
+                    consumer.seek(owner, position)
+
     async def _pass_over_unreadable(self, consumer: Any, room: int) -> None:
         """Poll each partition alone, record by record, and seek past those that raise.
 
@@ -540,7 +557,8 @@ class KafkaSubscription:
                 try:
                     batches = await consumer.getmany(owner, timeout_ms=UNREADABLE_MS, max_records=1)
                 except UNREADABLE as error:
-                    offset = await consumer.position(owner)
+                    async with asyncio.timeout(REQUEST_S):
+                        offset = await consumer.position(owner)
                     consumer.seek(owner, offset + 1)
                     self._partition(owner, offset).offsets.skip(offset)
                     self._counts.unreadable += 1

@@ -41,6 +41,11 @@ class Offsets:
         return offset < self._next
 
     @property
+    def next(self) -> int:
+        """Where to read on."""
+        return self._next
+
+    @property
     def first_incomplete(self) -> int:
         """The offset to commit."""
         return self._started[0] if self._started else self._next

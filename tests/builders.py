@@ -2,35 +2,40 @@
 
 import asyncio
 import json
+import os
 import random
+import signal
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from ulid import ULID
 
 from consumers.attempt import Attempt
 from consumers.backend import Backend
 from consumers.backend_echo import EchoBackend
 from consumers.meters import WorkerMeters
-from consumers.outcome import Outcome
 from consumers.tally import Tally
 from consumers.worker import Bounds, Worker
-from policies.deployments import Deployment, Limits, Modality, Tier
+from policies.deployments import Deployment, Modality, Tier
 from policies.pricing import ChargeLine, Meter, Price, Usage, charge
 from policies.quota import Quotas
 from policies.retries import RetryRule
 from policies.scripts import Scripts
 from policies.tenants import Tenant
-from router import envelope, ledger, topics
+from router import envelope, ledger, rebuild, topics
 from router.board import Accepted, Attempted, Board, Conclusion, JobView
 from router.costs import Spent, spent
+from router.epoch import Epoch
 from router.job import Estimate, Job, JobClass, JobState, Route
 from router.log_streams import StreamsLog
 from router.outbox import Outbox
@@ -40,6 +45,25 @@ from router.wakeups import Wakeups
 # $0.15 and $0.60 per million tokens: a token costs a part of a microdollar, as real ones do.
 PRICE = Price({Meter.INPUT: Decimal("0.15"), Meter.OUTPUT: Decimal("0.6")}, "test")
 PATIENCE_S = 10.0  # until a broken promise counts as broken
+
+
+def impatient_client(url: str, *, timeout: float = 0.5) -> "Redis":
+    """One that gives up on a server that stands still, without a second try."""
+    pool = BlockingConnectionPool.from_url(
+        url, timeout=timeout, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
+    )
+    return Redis.from_pool(pool)
+
+
+@asynccontextmanager
+async def standing_still(redis: "Redis") -> AsyncGenerator[None]:
+    """The server of this client is stopped inside this block, and goes on after it."""
+    pid = int((await redis.info("server"))["process_id"])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 async def until(holds: Callable[[], Awaitable[bool] | bool], *, within: float = PATIENCE_S) -> None:
@@ -112,7 +136,7 @@ async def accepted(board: Board, job: Job, *, deadline_s: float = 60.0, confirme
     assert isinstance(answer, Accepted)
     if confirmed:
         await board.confirm(job.tenant, job.id)
-    return replace(job, created_at=answer.created_at, expires_at=answer.expires_at)
+    return replace(job, created_at=answer.created_at, expires_at=answer.expires_at, queue=answer.queue)
 
 
 async def records(redis: "Redis", topic: str, prefix: str = "") -> list[dict[str, Any]]:
@@ -128,10 +152,8 @@ async def costs(redis: "Redis", board: Board, by: Any = "tenant", tenants: Seque
     return await spent(redis, tenants, by=by, days=days)
 
 
-def date_of(moment: float) -> Any:
+def date_of(moment: float) -> date:
     """The day of a moment in UTC."""
-    from datetime import UTC, datetime
-
     return datetime.fromtimestamp(moment, UTC).date()
 
 
@@ -185,6 +207,7 @@ class Bench:
             deployments=self.deployments,
             bounds=bounds or Bounds(drain_s=5.0),
             meters=WorkerMeters(CollectorRegistry()),
+            epoch=Epoch(self.board),
         )
 
     async def job(self, text: str = "Hello there", *, deadline_s: float = 60.0, **fields: Any) -> Job:
@@ -250,6 +273,7 @@ async def a_bench(
         tenants={each.name: each for each in tenants or (Tenant("acme"),)},
     )
     await bench.log.create(topics.all_topics(bench.deployments))
+    await rebuild.begin(bench.log, bench.board)
     yield bench
 
 
@@ -257,7 +281,8 @@ async def a_bench(
 async def keeping(attempt: Attempt) -> AsyncGenerator[None]:
     """With what a worker does beside its attempts: leases are kept and wake-ups heard."""
     async with asyncio.TaskGroup() as tasks:
-        keepers = [tasks.create_task(each) for each in (attempt.keep_leases(), attempt.heed(), attempt.wakeups.follow())]
+        beside = (attempt.keep_leases(), attempt.heed(), attempt.wakeups.follow())
+        keepers = [tasks.create_task(each) for each in beside]
         try:
             yield
         finally:
@@ -268,11 +293,3 @@ async def keeping(attempt: Attempt) -> AsyncGenerator[None]:
 def a_tally(microbatch: str = "mb_1") -> Tally:
     """An empty one."""
     return Tally(microbatch, "small", "echo.text.light", started=0.0)
-
-
-def limits(**fields: Any) -> Limits:
-    """Limits, by name."""
-    return Limits(**fields)
-
-
-Outcomes = Sequence[Outcome]

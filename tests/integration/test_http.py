@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from gateway import valkey, wiring
 from gateway.app import create_app
 from gateway.settings import HttpSettings, Settings
-from router import topics
+from router import rebuild, topics
 from router.board import Conclusion
 from router.job import Job, JobState
 from router.wakeups import Wakeups
@@ -84,6 +84,7 @@ async def _running(server: valkey.Embedded, data: Path, http: HttpSettings, *, w
     async with AsyncExitStack() as opened:
         core = await opened.enter_async_context(wiring.core(settings))
         await core.log.create([*topics.FIXED, *topics.for_backend("echo", core.deployments)])
+        await rebuild.begin(core.log, core.board)
         backend = await opened.enter_async_context(wiring.open_backend(settings, "echo"))
         worker = wiring.worker(core, backend, "echo", CollectorRegistry())
         wakeups = Wakeups(core.redis, role="http")

@@ -1,5 +1,6 @@
 """What the pages say is what is there: links, commands, settings, states, addresses, headers, keys and metrics."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -133,7 +134,7 @@ async def test_the_page_of_the_api_has_each_address(tmp_path: Path) -> None:
     routes = [route for route in served.routes if isinstance(route, APIRoute)]
 
     described = {_code(row[0]) for row in _rows(DOCS / "reference" / "api.md", "Addresses")}
-    assert described == {f"{method} {_path(route)}" for route in routes for method in route.methods}
+    assert described == {f"{method} {_path(route)}" for route in routes for method in route.methods or ()}
 
 
 def test_the_page_of_the_api_has_each_state_and_each_failure() -> None:
@@ -164,7 +165,7 @@ def test_the_page_of_the_records_has_each_key_of_what_is_json() -> None:
     page = DOCS / "reference" / "records.md"
     price = Price({Meter.INPUT: Decimal(1)}, "a test")
     lines = charge(price, Usage(input=1, basis=Basis.METERED), job=JOB.id, attempt=1, outcome="completed")
-    attempt = ledger.attempt_text(JOB, 1, "mb_1", lines, 1)
+    attempt = ledger.attempt_text(JOB, 1, "mb_1", lines, 1, concluded=True)
     event = ledger.event_text(JOB, JobState.COMPLETED, usd=None)
     microbatch = Tally("mb_1", "light", "gpu.text.light", started=0.0).text(1.0)
 
@@ -269,7 +270,7 @@ def _names(page: Path, heading: str) -> set[str]:
 
 
 def _keys(text: str, inside: str = "") -> set[str]:
-    values = envelope.json.loads(text)
+    values = json.loads(text)
     return set(values[inside][0] if inside else values)
 
 
@@ -341,5 +342,7 @@ def _bound(field: FieldInfo, kind: type[Ge | Gt | Le]) -> str | None:
     for each in field.metadata:
         if isinstance(each, kind):
             value: Any = getattr(each, kind.__name__.lower())
-            return f"{value // MIB} MiB" if value >= MIB and value % MIB == 0 else f"{value:.10g}"
+            if value >= MIB and value % MIB == 0:
+                return f"{value // MIB} MiB"
+            return f"{value:.0f}" if value == int(value) else f"{value:g}"
     return None
