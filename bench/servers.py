@@ -66,10 +66,11 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(*, log: str, brokers: int = 1) -> AsyncGenerator[Stage]:
+async def stage(*, log: str, brokers: int = 1, changed: Mapping[str, object] | None = None) -> AsyncGenerator[Stage]:
     """Everything that the processes need: `log` is kafka or streams, with all topics made.
 
-    Valkey is the embedded one, which has every write on disk before it answers.
+    Valkey is the embedded one, which has every write on disk before it answers. `changed` are sections of the
+    settings, in place of those that are here.
     """
     with tempfile.TemporaryDirectory(prefix="pointsman-bench-") as name:
         directory = Path(name)
@@ -80,7 +81,7 @@ async def stage(*, log: str, brokers: int = 1) -> AsyncGenerator[Stage]:
                     fetch()
                     cluster = Cluster(directory / "kafka", brokers=brokers)
                     cluster.start()
-                environ = _environ(directory, redis.url, cluster)
+                environ = _environ(directory, redis.url, cluster, changed or {})
                 settings = load(None, environ)
                 async with wiring.core(settings) as core:
                     await core.log.create(topics.all_topics(core.deployments))
@@ -89,6 +90,21 @@ async def stage(*, log: str, brokers: int = 1) -> AsyncGenerator[Stage]:
             finally:
                 if cluster is not None:
                     cluster.stop(hard=True)
+
+
+async def is_ready(port: int) -> bool:
+    """Whether the process on that port says that it can serve."""
+    try:
+        reader, writer = await asyncio.open_connection(HOST, port)
+    except OSError:
+        return False
+    try:
+        writer.write(f"GET /readyz HTTP/1.0\r\nHost: {HOST}\r\n\r\n".encode())
+        return b" 200 " in await reader.readline()
+    except OSError:
+        return False
+    finally:
+        writer.close()
 
 
 def cpu_seconds(pid: int) -> float:
@@ -103,7 +119,9 @@ def rss_mb(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1_000_000
 
 
-def _environ(directory: Path, redis_url: str, cluster: Cluster | None) -> dict[str, str]:
+def _environ(
+    directory: Path, redis_url: str, cluster: Cluster | None, changed: Mapping[str, object]
+) -> dict[str, str]:
     [port] = free_ports(1)
     copies = 1 if cluster is None else min(3, len(cluster.brokers))
     deployment = {"backend": "echo", "model": "echo", "limits": {**LIMITS, "concurrency": SLOTS}}
@@ -119,30 +137,16 @@ def _environ(directory: Path, redis_url: str, cluster: Cluster | None) -> dict[s
         "tenants": {TENANT: {"limits": dict(LIMITS), "max_unfinished": 1_000_000, "max_in_class": 100_000}},
         "deployments": {tier: {**deployment, "tier": tier, "price": price} for tier, price in prices.items()},
     }
-    config.write_text(json.dumps(values), encoding="utf-8")  # JSON is YAML
+    config.write_text(json.dumps(values | dict(changed)), encoding="utf-8")  # JSON is YAML
     return {**os.environ, "POINTSMAN_CONFIG": str(config)}
 
 
 async def _until_ready(process: asyncio.subprocess.Process, port: int) -> None:
     async with asyncio.timeout(READY_S):
-        while not await _is_ready(port):
+        while not await is_ready(port):
             if process.returncode is not None:
                 raise RuntimeError(f"the process ended with code {process.returncode}; what it printed says why")
             await asyncio.sleep(LOOK_S)
-
-
-async def _is_ready(port: int) -> bool:
-    try:
-        reader, writer = await asyncio.open_connection(HOST, port)
-    except OSError:
-        return False
-    try:
-        writer.write(f"GET /readyz HTTP/1.0\r\nHost: {HOST}\r\n\r\n".encode())
-        return b" 200 " in await reader.readline()
-    except OSError:
-        return False
-    finally:
-        writer.close()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -228,6 +228,7 @@ class _OneAttempt:
         except (BoardUnavailableError, PayloadUnavailableError):
             return await self._put_back(Later(AWAY_S, "away"))
         except PayloadLostError as error:
+            await self._refund()
             return await self._fail("payload_lost", str(error), dead=True)
         return await self._call(job)
 
@@ -302,7 +303,7 @@ class _OneAttempt:
         async with asyncio.timeout(self._seconds_left):
             if not job.stream:
                 return await self._closable(backend.call, job, None, so_far)
-            async with chunk_writer(self._steps.board, job, running.owner) as on_chunk:
+            async with chunk_writer(self._steps.board, job, running.owner, self._number) as on_chunk:
                 return await self._closable(backend.call, job, on_chunk, so_far)
 
     async def _closable(

@@ -10,14 +10,15 @@ from router.board import Board
 from router.job import Job
 
 KEPT_S = 600.0
+AWAY_S = 0.2
 
 
 @asynccontextmanager
-async def chunk_writer(board: Board, job: Job, owner: str) -> AsyncGenerator[OnChunk]:
-    """A place for the pieces of a stream; on a clean exit all of them are on the board.
+async def chunk_writer(board: Board, job: Job, owner: str, attempt: int) -> AsyncGenerator[OnChunk]:
+    """A place for the pieces of a stream; on a clean exit all of them are on the board, in order, each at least once.
 
-    Pieces that come while a write is under way share the next one. A board that is away costs the
-    caller pieces, not the job: the answer itself is kept whole.
+    Pieces that come while a write is under way share the next one. While the board is away they are kept,
+    as many as an answer may have; those of an owner that lost the job are dropped.
     """
     pieces: list[bytes] = []
     come = asyncio.Event()
@@ -29,12 +30,12 @@ async def chunk_writer(board: Board, job: Job, owner: str) -> AsyncGenerator[OnC
             come.clear()
             batch = pieces.copy()
             pieces.clear()
-            if not batch:
-                continue
-            try:
-                await board.add_chunks(job, owner, batch, ttl_s=KEPT_S)
-            except BoardUnavailableError:
-                continue
+            while batch:
+                try:
+                    await board.add_chunks(job, owner, attempt, batch, ttl_s=KEPT_S)
+                    break
+                except BoardUnavailableError:
+                    await asyncio.sleep(AWAY_S)
 
     async def on_chunk(piece: bytes) -> None:
         pieces.append(piece)

@@ -74,6 +74,8 @@ class Sweeper:
         view = await self.board.view(tenant, job_id)
         if view is None:
             return
-        event = ledger.event_text(view.job, JobState.EXPIRED, usd=view.usd, attempts=view.attempts, error_code="expired")
+        event = ledger.event_text(
+            view.job, JobState.EXPIRED, usd=view.usd, attempts=view.attempts, error_code="expired"
+        )
         if await self.board.expire(tenant, job_id, event) is JobState.EXPIRED:
             log.info("job_expired", job=job_id, tenant=tenant)

@@ -34,6 +34,7 @@ from router.log import Delivery, Log, LogUnavailableError, Record, Subscription
 log = structlog.get_logger(__name__)
 
 AWAY_S = 0.5
+CLOCK_EVERY_S = 30.0
 LONGEST_PARK_S = 30.0  # what waits longer does so on a retry topic
 
 
@@ -105,6 +106,7 @@ class Worker:
                 tasks.create_task(self.attempt.heed()),
                 tasks.create_task(self.attempt.wakeups.follow()),
                 tasks.create_task(self.epoch.follow()),
+                tasks.create_task(self._follow_clock()),
             ]
             stopping = asyncio.Event()
             dispatcher = tasks.create_task(self._dispatch(tasks, subscription, stopping))
@@ -300,6 +302,13 @@ class Worker:
         await self.attempt.until_it_works(lambda: subscription.done(delivery))
         self._held -= 1
         self._held_bytes -= size
+
+    async def _follow_clock(self) -> None:
+        """The board's clock says when jobs were made and when they have aged."""
+        while True:
+            with suppress(BoardUnavailableError):
+                self._board_minus_ours = await self.attempt.board.now() - self.clock()
+            await asyncio.sleep(CLOCK_EVERY_S)
 
     async def _drain(self, subscription: Subscription) -> None:
         """Wait for what runs, keeping the membership; close what is still open after `drain_s`."""

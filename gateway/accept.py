@@ -176,6 +176,8 @@ class Desk:
             state = await self.board.reject(job.tenant, job.id)
             if state is JobState.REJECTED:
                 raise
+        if state is JobState.REJECTED:
+            raise LogUnavailableError("the log confirmed so late that the job had been given up")
         return JobView.of(job, state)
 
     async def _refused(self, answer: Same | KeyReused | QueueFull, tenant: str, channel: str) -> Acceptance:

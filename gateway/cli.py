@@ -11,8 +11,7 @@ from decimal import Decimal
 from enum import StrEnum
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import typer
 import yaml
@@ -110,7 +109,7 @@ def up_command(
 @serve_app.command("http")
 def serve_http(config: ConfigOption = None, until_stdin_closes: StdinOption = False) -> None:
     """The API."""
-    _serve(config, lambda processes, settings: processes.http(settings, until_stdin_closes=until_stdin_closes))
+    _serve("http", config, until_stdin_closes)
 
 
 @serve_app.command("worker")
@@ -120,15 +119,13 @@ def serve_worker(
     until_stdin_closes: StdinOption = False,
 ) -> None:
     """A worker for one backend."""
-    _serve(
-        config, lambda processes, settings: processes.worker(settings, backend, until_stdin_closes=until_stdin_closes)
-    )
+    _serve("worker", config, until_stdin_closes, backend)
 
 
 @serve_app.command("sweeper")
 def serve_sweeper(config: ConfigOption = None, until_stdin_closes: StdinOption = False) -> None:
     """Repairs what a died process left behind; any number may run."""
-    _serve(config, lambda processes, settings: processes.sweeper(settings, until_stdin_closes=until_stdin_closes))
+    _serve("sweeper", config, until_stdin_closes)
 
 
 @app.command("check")
@@ -177,9 +174,11 @@ def costs_command(
         for row in rows:
             out.print_json(json.dumps(_cost_values(row)), indent=None)
         return
-    table = Table("name", *(["deployment"] if by is GroupBy.BATCH else []), title=f"Costs by {by}")
-    for column in ("jobs", "retries", "tokens", "dollars", "unpriced attempts", "items/min"):
-        table.add_column(column, justify="right")
+    table = Table(title=f"Costs by {by}")
+    for column in ("name", "deployment") if by is GroupBy.BATCH else ("name",):
+        table.add_column(column, overflow="fold")
+    for column in ("jobs", "retries", "tokens", "dollars", "unpriced", "items/min"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in [*rows, _sum(rows)]:
         table.add_row(
             row.name,
@@ -330,14 +329,16 @@ def _sum(rows: list[Spent]) -> Spent:
     return total
 
 
-def _serve(config: Path | None, process: Callable[[ModuleType, Settings], Coroutine[Any, Any, None]]) -> None:
+def _serve(name: Literal["http", "worker", "sweeper"], config: Path | None, is_child: bool, *arguments: str) -> None:
     import uvloop  # half the cost of a socket of asyncio's own loop
 
     from gateway import processes  # a web server, which no other command needs
 
     settings = _load(config, _environ(None))
-    _refuse_errors(settings)
-    _run(process(processes, settings), new_loop=uvloop.new_event_loop)
+    if not is_child:  # whoever started it has said what is wrong
+        _refuse_errors(settings)
+    process: Callable[..., Coroutine[Any, Any, None]] = getattr(processes, name)
+    _run(process(settings, *arguments, until_stdin_closes=is_child), new_loop=uvloop.new_event_loop)
 
 
 def _refuse_errors(settings: Settings) -> None:

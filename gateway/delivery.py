@@ -10,7 +10,7 @@ from starlette.types import Receive
 from gateway.errors import LostSightError, UnfinishedError, UnknownJobError
 from gateway.reading import OverloadedError
 from policies.scripts import BoardUnavailableError
-from router.board import Board, JobView
+from router.board import Board, Chunk, JobView
 from router.payloads import PayloadLostError, Payloads
 from router.wakeups import Wakeups
 
@@ -58,7 +58,7 @@ async def _watch(receive: Receive, caller: Caller) -> None:
 class Pieces:
     """New pieces of a stream (none: a heartbeat is due), and the job once it has ended."""
 
-    chunks: list[bytes]
+    chunks: list[Chunk]
     ended: JobView | None = None
 
 
@@ -104,12 +104,11 @@ class Delivery:
                 caller.woken.clear()
                 # In this order, so that a job that has ended has all its pieces in the second answer.
                 view = await self._look(tenant, job_id)
-                cursor, chunks = await self._chunks(tenant, job_id, cursor)
-                while chunks:
+                while (more := await self._chunks(tenant, job_id, cursor)) is not None and more[1]:
+                    cursor, chunks = more
                     yield Pieces(chunks)
                     spoke = now()
-                    cursor, chunks = await self._chunks(tenant, job_id, cursor)
-                if view.state.is_terminal:
+                if more is not None and view.state.is_terminal:
                     yield Pieces([], view)
                     return
                 if now() - spoke >= KEEP_ALIVE_S:
@@ -138,11 +137,12 @@ class Delivery:
         if not state.is_terminal:
             raise UnfinishedError(view.job.id)
 
-    async def _chunks(self, tenant: str, job_id: str, cursor: str) -> tuple[str, list[bytes]]:
+    async def _chunks(self, tenant: str, job_id: str, cursor: str) -> tuple[str, list[Chunk]] | None:
+        """None while the board is away; the next look says whether it stays so."""
         try:
             return await self._board.chunks(tenant, job_id, cursor)
         except BoardUnavailableError:
-            return cursor, []  # the next look says whether it stays away
+            return None
 
     async def _look(self, tenant: str, job_id: str) -> JobView:
         """The job, also through a restart of Redis: the caller would otherwise pay for a second one."""

@@ -34,6 +34,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, receive, send)
+        scope["app"] = self  # where there is one, the routes raise what they cannot serve instead of answering it
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except HungUpError:

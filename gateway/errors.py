@@ -16,6 +16,7 @@ from gateway.accept import (
 )
 from gateway.auth import InvalidKeyError
 from gateway.body import InvalidRequestError
+from gateway.continuation import StreamBrokenError
 from gateway.reading import OverloadedError, SlowBodyError, TooLargeError, WrongContentTypeError
 from policies.retries import Failure
 from policies.scripts import BoardUnavailableError
@@ -157,6 +158,9 @@ def as_api_error(error: Exception, *, request_id: str) -> ApiError:
             return ApiError(503, "board_unavailable", message, SERVER)
         case JobFailedError():
             return _of_job(error)
+        case StreamBrokenError():
+            message = "The model's stream broke off, and a second attempt answered otherwise. Ask again."
+            return ApiError(502, "stream_broken", message, SERVER, retry=True)
         case OverloadedError():
             return _later("overloaded", "The gateway has too many requests in flight. Try again soon.", 1.0)
         case LogUnavailableError():

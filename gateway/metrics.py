@@ -1,5 +1,7 @@
 """What this process counts. Labels come from closed lists only."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gateway.reading import Inflight
@@ -12,7 +14,7 @@ class Metrics:
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, inflight: Inflight) -> None:
+    def __init__(self, inflight: Inflight, waiting: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "pointsman_http_requests", "Answers, by route and status.", ["route", "status"], registry=self.registry
@@ -30,7 +32,8 @@ class Metrics:
         self.hang_ups = Counter(
             "pointsman_http_hang_ups", "Callers who left before their answer.", registry=self.registry
         )
-        self.waiting = Gauge("pointsman_http_waiting", "Callers who wait for an answer.", registry=self.registry)
+        callers = Gauge("pointsman_http_waiting", "Callers who wait for an answer.", registry=self.registry)
+        callers.set_function(waiting)
         held = Gauge("pointsman_http_inflight_requests", "Requests being read or accepted.", registry=self.registry)
         held.set_function(lambda: inflight.requests)
         size = Gauge("pointsman_http_inflight_bytes", "Bytes of their bodies.", registry=self.registry)

@@ -139,12 +139,18 @@ def _job(view: JobView) -> dict[str, object]:
             "score": route.score,
             "queue": job.queue,
             "estimate_usd": _dollars(job.estimate.usd),
+            "waited_s": _waited(view),
             "attempts": view.attempts,
             "microbatch": view.microbatch,
             "usd": _dollars(view.usd),
             "charges": [_charge(line) for line in view.charges],
         },
     }
+
+
+def _waited(view: JobView) -> float | None:
+    """Seconds from its acceptance to its first attempt."""
+    return None if view.started_at is None else round(view.started_at - view.job.created_at, 3)
 
 
 def _charge(line: ChargeLine) -> dict[str, object]:

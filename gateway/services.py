@@ -12,6 +12,7 @@ from policies.deployments import Deployment
 from policies.keys import ApiKeys
 from policies.tenants import Tenant
 from router.board import Board
+from router.epoch import Epoch
 from router.log import Log
 from router.outbox import Outbox
 
@@ -23,6 +24,7 @@ class Services:
     keys: ApiKeys
     desk: Desk
     board: Board
+    epoch: Epoch
     outbox: Outbox
     delivery: Delivery
     log: Log

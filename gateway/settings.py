@@ -112,6 +112,7 @@ class KafkaSettings(Section):
     partitions: Whole = Field(default=12, ge=1, le=1000)
     replication: Whole = Field(default=1, ge=1, le=7)
     retention_s: Number = Field(default=3 * DAY_S, ge=3600, le=365 * DAY_S)
+    session_s: Number = Field(default=45.0, ge=6, le=300)
     prefix: TopicPrefix = ""
     security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
@@ -164,7 +165,7 @@ class WorkerSettings(Section):
 
     lease_s: Number = Field(default=20.0, ge=1, le=60)
     max_deliveries: Whole = Field(default=3, ge=1, le=20)
-    look_ahead: Whole = Field(default=500, ge=1, le=2000)
+    look_ahead: Whole = Field(default=1000, ge=1, le=2000)
     look_ahead_bytes: Size = Field(default=64 * MIB, ge=1 * MIB, le=16_384 * MIB)
     concurrency: Whole = Field(default=64, ge=1, le=2000)
     drain_s: Number = Field(default=30.0, ge=0, le=7200)

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway import render
+from gateway.continuation import Continuation
 from gateway.delivery import Caller, Delivery, calling
 from gateway.errors import JobFailedError, WaitedTooLongError, as_api_error
 from gateway.reading import HungUpError
@@ -63,11 +64,11 @@ class StreamedJob(Response):
         await events.end()
 
     async def _follow(self, caller: Caller, events: "_Events") -> None:
-        job, ended, has_pieces = self._job, None, False
+        job, ended, has_pieces, continuation = self._job, None, False, Continuation()
         async for pieces in self._delivery.stream(job.tenant, job.id, caller, seconds=self._seconds):
             if pieces.chunks:
                 has_pieces = True
-                await events.send(b"".join(map(render.event, pieces.chunks)))
+                await events.send(b"".join(map(render.event, continuation.pass_on(pieces.chunks))))
             elif pieces.ended is None:
                 await events.send(render.KEEP_ALIVE)
             ended = pieces.ended
@@ -79,6 +80,7 @@ class StreamedJob(Response):
         if not has_pieces:
             result = await self._delivery.result(ended)
             await events.send(b"".join(map(render.event, render.chunks_of(result, include_usage=self._include_usage))))
+        continuation.end()
         await events.send(render.DONE)
 
     async def _leave(self, caller: Caller) -> None:

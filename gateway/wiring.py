@@ -6,10 +6,12 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
 from prometheus_client import CollectorRegistry
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 
 from gateway.settings import Settings, SettingsError
 from policies.deployments import Deployment
@@ -32,6 +34,8 @@ if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it count
     from consumers.sweeper import Sweeper
     from consumers.worker import Worker
     from gateway.services import Services
+
+log = structlog.get_logger(__name__)
 
 CONNECTIONS = 64
 ONE_MORE_DAY_S = 86_400.0
@@ -61,6 +65,7 @@ async def core(settings: Settings) -> AsyncGenerator[Core]:
     """Redis, the log and all that stands on them. `settings.redis` must be a URL."""
     async with AsyncExitStack() as opened:
         redis = await opened.enter_async_context(open_redis(settings))
+        await _say_what_is_not_durable(redis, settings)
         log = await opened.enter_async_context(open_log(settings, redis))
         scripts = Scripts(redis, replicas=settings.board.replicas)
         deployments = settings.deployments_by_name()
@@ -98,6 +103,28 @@ def open_redis(settings: Settings) -> Redis:
     return Redis.from_pool(pool)
 
 
+async def _say_what_is_not_durable(redis: Redis, settings: Settings) -> None:
+    """`board.durability: fsync` rests on the server's own settings; some servers do not show them."""
+    if settings.board.durability != "fsync":
+        return
+    try:
+        found = await redis.config_get("append*")
+    except RedisError:
+        return
+    kept = {_text(name): _text(value) for name, value in found.items()}
+    if kept.get("appendonly") != "yes" or kept.get("appendfsync") != "always":
+        log.warning(
+            "board_not_durable",
+            appendonly=kept.get("appendonly"),
+            appendfsync=kept.get("appendfsync"),
+            fix="set appendonly yes and appendfsync always on the server, or board.durability to replicas:N",
+        )
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 def open_log(settings: Settings, redis: Redis) -> AbstractAsyncContextManager[Log]:
     """The log that the settings name."""
     kafka = settings.kafka
@@ -121,6 +148,7 @@ def open_log(settings: Settings, redis: Redis) -> AbstractAsyncContextManager[Lo
         replication=kafka.replication,
         retention_s=kafka.retention_s,
         hold_s=settings.http.accept_wait_s,
+        session_s=kafka.session_s,
         security=security,
     )
 
@@ -135,6 +163,7 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
 
     http = core.settings.http
     inflight = Inflight(most_requests=http.max_in_flight, most_bytes=http.max_in_flight_bytes)
+    delivery = Delivery(core.board, wakeups, core.payloads, most=http.max_in_flight)
     return Services(
         keys=core.keys,
         desk=Desk(
@@ -148,14 +177,15 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
             threshold=core.settings.routing.threshold,
         ),
         board=core.board,
+        epoch=core.epoch,
         outbox=core.outbox,
-        delivery=Delivery(core.board, wakeups, core.payloads, most=http.max_in_flight),
+        delivery=delivery,
         log=core.log,
         tenants=core.tenants,
         deployments=core.deployments,
         http=http,
         inflight=inflight,
-        metrics=Metrics(inflight),
+        metrics=Metrics(inflight, lambda: delivery.waiting),
     )
 
 
@@ -224,6 +254,7 @@ def sweeper(core: Core) -> "Sweeper":
         lease_s=core.settings.worker.lease_s,
         trim=core.trim,
         every_s=core.settings.sweeper.interval_s,
+        unpublished_s=3 * core.settings.http.accept_wait_s,
     )
 
 

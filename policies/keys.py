@@ -180,6 +180,9 @@ class ApiKeys:
             await changes.subscribe(CHANGED)
             while True:
                 message = await changes.get_message(timeout=LISTEN_S)
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():  # up to Python 3.11 the client's wait may swallow it
+                    raise asyncio.CancelledError
                 if message is None:
                     await changes.ping()  # finds out about a dead connection
                 elif message["type"] != "pong":

@@ -11,6 +11,7 @@ from policies.deployments import Deployment, Limits
 from policies.scripts import Script, Scripts, Value
 from policies.tenants import Tenant
 
+SPARE_S = 0.25
 FUNCTIONS = "quota_functions"  # other scripts of the same slot put them in front to settle on their way
 
 
@@ -43,8 +44,15 @@ def tenant_scope(tenant: Tenant) -> Scope:
 
 
 def deployment_scope(deployment: Deployment) -> Scope:
-    """A deployment's limits. Raises ValueError for a limit that is not more than 0 (a budget may be 0)."""
-    return _scope(f"{{b:{deployment.name}}}", f"deployment {deployment.name}", deployment.limits)
+    """A deployment's limits. Raises ValueError for a limit that is not more than 0 (a budget may be 0).
+
+    Its buckets hold a moment's worth less than the provider's own: a call is counted there a little later than here,
+    some more so than others, and one that comes a millisecond early is refused.
+    """
+    limits = deployment.limits
+    spare_s = min(SPARE_S, limits.burst_s / 10)
+    limits = replace(limits, burst_s=limits.burst_s - spare_s)
+    return _scope(f"{{b:{deployment.name}}}", f"deployment {deployment.name}", limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
--- The quota of one slot: two buckets, leases and a budget. The arithmetic of a bucket is that of bucket.py.
--- keys: 1 reservation, 2 leases, 3 nano-dollars by month, 4 bucket of requests, 5 bucket of tokens
+-- The quota of one slot. A part is one set of limits: buckets, leases, a day's tokens and a month's dollars, in keys
+-- that begin with the part's own. The arithmetic of a bucket is that of bucket.py.
+-- keys: 1 reservation, 2.. the parts. Of a part: key:requests and key:tokens (buckets), key:leases, key:day, key:usd
 -- In arguments '' is "no limit" or "unknown". `now` is in microseconds, which only %.0f writes without loss.
 local QUOTA_SLACK = 1e-6
 local QUOTA_TOO_FAR_AHEAD = 60000000
@@ -7,7 +8,9 @@ local QUOTA_LOOK_AGAIN_MS = 250 -- a lease may be given back at any moment, so n
 local QUOTA_SPARE_MS = 60000 -- a key outlives its use by this
 local QUOTA_LONGEST_MS = 1e12
 local QUOTA_BUDGET_MS = 5443200000 -- 63 days: a month's figure lives until the next month is over
+local QUOTA_DAY_US = 86400000000
 local QUOTA_NAMES = {'requests_per_minute', 'tokens_per_minute'}
+local QUOTA_BUCKETS = {':requests', ':tokens'}
 
 local function quota_now()
   local t = redis.call('TIME')
@@ -43,7 +46,7 @@ end
 
 -- The UTC month of a moment, as '2026-11' (days to civil date, counting years from March).
 local function quota_month(now)
-  local days = math.floor(now / 86400000000) + 719468
+  local days = math.floor(now / QUOTA_DAY_US) + 719468
   local era = math.floor(days / 146097)
   local day = days - era * 146097
   local year = math.floor((day - math.floor(day / 1460) + math.floor(day / 36524) - math.floor(day / 146096)) / 365)
@@ -67,97 +70,181 @@ local function quota_budget(key, month, nano)
   redis.call('PEXPIRE', key, string.format('%.0f', QUOTA_BUDGET_MS))
 end
 
--- argv: rid, ttl ms, hold ms, concurrency, budget, estimate (both nano-dollars), then cost, rate, burst of each bucket
--- Returns {'granted' | 'duplicate' | 'wait' | 'exhausted', ms to wait, limit or month, then what remains and ms until
--- full of each bucket}. A refusal writes nothing.
-local function quota_reserve(keys, argv, now)
-  local rid, hold_ms = argv[1], tonumber(argv[3])
-  local concurrency, budget, nano = tonumber(argv[4]), tonumber(argv[5]), tonumber(argv[6]) or 0
-  local duplicate = redis.call('EXISTS', keys[1]) == 1
-  local wait, why = 0, ''
-  if concurrency and not duplicate then
-    local now_ms = math.floor(now / 1000)
-    local alive = '(' .. string.format('%.0f', now_ms)
-    if redis.call('ZCOUNT', keys[2], alive, '+inf') >= concurrency then
-      local first = redis.call('ZRANGEBYSCORE', keys[2], alive, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-      wait, why = math.min(QUOTA_LOOK_AGAIN_MS, tonumber(first[2]) - now_ms), 'concurrency'
+-- The same for the tokens of a UTC day, whose field is its number since the epoch.
+local function quota_day(key, day, tokens)
+  if redis.call('HEXISTS', key, day) == 0 then
+    for _, old in ipairs(redis.call('HKEYS', key)) do
+      if day - old > 1 then redis.call('HDEL', key, old) end
     end
   end
-  local buckets, room = {}, {0, 0, 0, 0}
+  redis.call('HINCRBY', key, day, string.format('%.0f', tokens))
+  redis.call('PEXPIRE', key, string.format('%.0f', 2 * QUOTA_DAY_US / 1000 + QUOTA_SPARE_MS))
+end
+
+-- What a part says to a call, as {wait, why, exhausted, ...}; writes nothing. `held`: it had said yes to this one before,
+-- and then only a place among the concurrent ones may be lacking, when its lease ran out. `idle`: it is not asked.
+local function quota_judge(key, p, rid, held, idle, tokens, nano, now)
+  local now_ms, v = math.floor(now / 1000), {wait = 0, why = '', buckets = {}, places = 0, day_left = 0}
+  local asked = not held and not idle
+  if p.concurrency then
+    local alive = '(' .. string.format('%.0f', now_ms)
+    v.places = p.concurrency - redis.call('ZCOUNT', key .. ':leases', alive, '+inf')
+    local own = held and tonumber(redis.call('ZSCORE', key .. ':leases', rid) or 0) > now_ms
+    if not own and not idle then
+      if v.places < 1 then
+        local first = redis.call('ZRANGEBYSCORE', key .. ':leases', alive, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+        v.wait, v.why = math.min(QUOTA_LOOK_AGAIN_MS, tonumber(first[2]) - now_ms), 'concurrency'
+      end
+      v.takes_place = true
+    end
+  end
   for i = 1, 2 do
-    local cost, rate, burst = tonumber(argv[4 + 3 * i]), tonumber(argv[5 + 3 * i]), tonumber(argv[6 + 3 * i])
+    local rate, burst = p.rates[i], p.bursts[i]
     if rate then
-      local level, at = quota_level(keys[3 + i], rate, burst, now)
-      local need = math.min(burst, cost)
-      local left = level
-      if not duplicate then
+      local cost = i == 1 and 1 or tokens
+      local level, at = quota_level(key .. QUOTA_BUCKETS[i], rate, burst, now)
+      local need, left = math.min(burst, cost), level
+      if asked then
         if level + QUOTA_SLACK < need then
           local ms = math.ceil((need - level) / rate * 1000 + (at - now) / 1000)
-          if ms > wait then wait, why = ms, QUOTA_NAMES[i] end
+          if ms > v.wait then v.wait, v.why = ms, QUOTA_NAMES[i] end
         else
           left = math.max(-burst, level - cost)
         end
       end
-      buckets[i] = {level = level, left = left, at = at, rate = rate, burst = burst}
+      v.buckets[i] = {level = level, left = left, at = at, rate = rate, burst = burst}
     end
   end
-  local month = budget and not duplicate and quota_month(now)
-  local exhausted = month and nano > 0 and tonumber(redis.call('HGET', keys[3], month) or '0') + nano > budget
-  local granted = wait == 0 and not exhausted
-  for i, b in pairs(buckets) do
-    local level = granted and b.left or b.level
-    room[2 * i - 1] = math.max(0, math.floor(level + QUOTA_SLACK))
-    room[2 * i] = quota_full_ms(level, b.at, b.rate, b.burst, now)
+  if p.day then
+    v.today = string.format('%.0f', math.floor(now / QUOTA_DAY_US))
+    v.day_left = p.day - tonumber(redis.call('HGET', key .. ':day', v.today) or '0')
+    if asked and math.min(p.day, tokens) > v.day_left then
+      local ms = math.ceil((QUOTA_DAY_US - now % QUOTA_DAY_US) / 1000)
+      if ms > v.wait then v.wait, v.why = ms, 'tokens_per_day' end
+    end
   end
-  if exhausted then return {'exhausted', 0, month, unpack(room)} end
-  if not granted then return {'wait', wait, why, unpack(room)} end
-  if concurrency then quota_lease(keys[2], rid, hold_ms, now) end
-  if duplicate then
-    redis.call('PEXPIRE', keys[1], argv[2])
-    return {'duplicate', 0, '', unpack(room)}
+  if p.budget and asked then
+    v.month = quota_month(now)
+    v.exhausted = nano > 0 and tonumber(redis.call('HGET', key .. ':usd', v.month) or '0') + nano > p.budget
   end
-  local held = {'at', string.format('%.0f', now)}
-  for i, b in pairs(buckets) do
-    quota_keep(keys[3 + i], b.left, b.at, b.rate, b.burst, now)
-    held[#held + 1] = QUOTA_NAMES[i]
-    held[#held + 1] = string.format('%.17g', b.level - b.left)
-  end
-  if month then
-    quota_budget(keys[3], month, nano)
-    held[#held + 1] = 'month'
-    held[#held + 1] = month
-    held[#held + 1] = 'nano'
-    held[#held + 1] = string.format('%.0f', nano)
-  end
-  redis.call('HSET', keys[1], unpack(held))
-  redis.call('PEXPIRE', keys[1], argv[2])
-  return {'granted', 0, '', unpack(room)}
+  v.refuses = v.wait > 0 or v.exhausted
+  return v
 end
 
--- argv: rid, requests used, tokens used, nano-dollars used ('': what was reserved), then rate, burst of each bucket
--- Returns 1, or 0 when there is nothing (left) to settle. No keys: no limits.
+-- Take from a part what it granted; what that was is kept with the reservation.
+local function quota_take(held_key, key, p, v, rid, hold_ms, tokens, nano, now)
+  local taken = {'-', '-', '-', '0', '-', '0'}
+  if p.concurrency then quota_lease(key .. ':leases', rid, hold_ms, now) end
+  for i, b in pairs(v.buckets) do
+    quota_keep(key .. QUOTA_BUCKETS[i], b.left, b.at, b.rate, b.burst, now)
+    taken[i] = string.format('%.17g', b.level - b.left)
+  end
+  if p.day then
+    quota_day(key .. ':day', v.today, tokens)
+    taken[3], taken[4] = v.today, string.format('%.0f', tokens)
+  end
+  if v.month then
+    quota_budget(key .. ':usd', v.month, nano)
+    taken[5], taken[6] = v.month, string.format('%.0f', nano)
+  end
+  redis.call('HSET', held_key, key, table.concat(taken, ' '))
+end
+
+-- argv: rid, ttl ms, hold ms, estimate in nano-dollars, tokens, then of each part: concurrency, budget in nano-dollars,
+--   tokens a day, '1' for a shadow, rate and burst of each bucket
+-- Returns {'granted' | 'duplicate' | 'wait' | 'exhausted', ms to wait, limit or month, number of the part (0 is none),
+--   limits and parts of the shadows that would have refused, then of each part: what remains and ms until full of each
+--   bucket, tokens left today, places; ms until tomorrow}. A refusal writes nothing.
+local function quota_reserve(keys, argv, now)
+  local rid, hold_ms, nano, tokens = argv[1], tonumber(argv[3]), tonumber(argv[4]) or 0, tonumber(argv[5])
+  local duplicate = redis.call('EXISTS', keys[1]) == 1
+  local parts, verdicts, wait, why, who, month = {}, {}, 0, '', 0, nil
+  for n = 1, #keys - 1 do
+    local a, key = 6 + 8 * (n - 1), keys[n + 1]
+    local p = {
+      concurrency = tonumber(argv[a]), budget = tonumber(argv[a + 1]), day = tonumber(argv[a + 2]),
+      shadow = argv[a + 3] == '1',
+      rates = {tonumber(argv[a + 4]), tonumber(argv[a + 6])}, bursts = {tonumber(argv[a + 5]), tonumber(argv[a + 7])},
+    }
+    local held = duplicate and redis.call('HEXISTS', keys[1], key) == 1
+    local v = quota_judge(key, p, rid, held, duplicate and not held, tokens, nano, now)
+    v.held, parts[n], verdicts[n] = held, p, v
+    if not p.shadow and not month then
+      if v.exhausted then
+        month, who = v.month, n
+      elseif v.wait > wait then
+        wait, why, who = v.wait, v.why, n
+      end
+    end
+  end
+  local granted = wait == 0 and not month
+  local shadows, rooms = {}, {}
+  if granted and not duplicate then redis.call('HSET', keys[1], 'at', string.format('%.0f', now)) end
+  for n, v in ipairs(verdicts) do
+    local p, key = parts[n], keys[n + 1]
+    local takes = granted and not v.refuses
+    if granted and not duplicate and v.refuses then
+      shadows[#shadows + 1] = v.exhausted and 'usd_per_month' or v.why
+      shadows[#shadows + 1] = n
+    elseif takes and not duplicate then
+      quota_take(keys[1], key, p, v, rid, hold_ms, tokens, nano, now)
+      v.day_left = v.day_left - tokens
+    elseif takes and v.held and p.concurrency then
+      quota_lease(key .. ':leases', rid, hold_ms, now)
+    end
+    if takes and v.takes_place then v.places = v.places - 1 end
+    for i = 1, 2 do
+      local b = v.buckets[i]
+      local level = b and (takes and b.left or b.level)
+      rooms[#rooms + 1] = b and math.max(0, math.floor(level + QUOTA_SLACK)) or 0
+      rooms[#rooms + 1] = b and quota_full_ms(level, b.at, b.rate, b.burst, now) or 0
+    end
+    rooms[#rooms + 1] = p.day and math.max(0, v.day_left) or 0
+    rooms[#rooms + 1] = math.max(0, v.places)
+  end
+  rooms[#rooms + 1] = math.ceil((QUOTA_DAY_US - now % QUOTA_DAY_US) / 1000)
+  if month then return {'exhausted', 0, month, who, shadows, rooms} end
+  if not granted then return {'wait', wait, why, who, shadows, rooms} end
+  redis.call('PEXPIRE', keys[1], argv[2])
+  return {duplicate and 'duplicate' or 'granted', 0, '', 0, shadows, rooms}
+end
+
+-- argv: rid, requests used, tokens used, nano-dollars used ('': what was reserved), then of each part rate and burst of
+--   each bucket. Returns 1, or 0 when there is nothing (left) to settle. No keys: no limits.
 local function quota_settle(keys, argv, now)
   if #keys == 0 then return 0 end
-  redis.call('ZREM', keys[2], argv[1])
-  local held = redis.call('HMGET', keys[1], QUOTA_NAMES[1], QUOTA_NAMES[2], 'month', 'nano')
-  if redis.call('DEL', keys[1]) == 0 then return 0 end
-  for i = 1, 2 do
-    local taken, used = tonumber(held[i] or '0'), tonumber(argv[1 + i])
-    local rate, burst = tonumber(argv[3 + 2 * i]), tonumber(argv[4 + 2 * i])
-    if rate and taken ~= used then
-      local level, at = quota_level(keys[3 + i], rate, burst, now)
-      level = math.max(-burst, math.min(burst, level + taken - used))
-      quota_keep(keys[3 + i], level, at, rate, burst, now)
+  local used, nano = {tonumber(argv[2]), tonumber(argv[3])}, tonumber(argv[4])
+  local held = redis.call('HMGET', unpack(keys))
+  for n = 2, #keys do
+    local key, a = keys[n], 5 + 4 * (n - 2)
+    redis.call('ZREM', key .. ':leases', argv[1])
+    if held[n - 1] then
+      local taken = {}
+      for word in string.gmatch(held[n - 1], '%S+') do taken[#taken + 1] = word end
+      for i = 1, 2 do
+        local was, rate, burst = tonumber(taken[i]), tonumber(argv[a + 2 * i - 2]), tonumber(argv[a + 2 * i - 1])
+        if rate and (was or 0) ~= used[i] then
+          local level, at = quota_level(key .. QUOTA_BUCKETS[i], rate, burst, now)
+          level = math.max(-burst, math.min(burst, level + (was or 0) - used[i]))
+          quota_keep(key .. QUOTA_BUCKETS[i], level, at, rate, burst, now)
+        end
+      end
+      if taken[3] ~= '-' and tonumber(taken[4]) ~= used[2] then quota_day(key .. ':day', taken[3], used[2] - taken[4]) end
+      if taken[5] ~= '-' and nano and nano ~= tonumber(taken[6]) then
+        quota_budget(key .. ':usd', taken[5], nano - taken[6])
+      end
     end
   end
-  local nano = tonumber(argv[4])
-  if held[3] and nano and nano ~= tonumber(held[4]) then quota_budget(keys[3], held[3], nano - tonumber(held[4])) end
-  return 1
+  return redis.call('DEL', keys[1])
 end
 
--- argv: rid, hold ms. Returns 1, or 0 when nothing is reserved under this id.
+-- argv: rid, hold ms, then of each part '1' where places are counted. Returns 1, or 0 when nothing is reserved.
 local function quota_renew(keys, argv, now)
   if redis.call('EXISTS', keys[1]) == 0 then return 0 end
-  quota_lease(keys[2], argv[1], tonumber(argv[2]), now)
+  for n = 2, #keys do
+    if argv[n + 1] == '1' and redis.call('HEXISTS', keys[1], keys[n]) == 1 then
+      quota_lease(keys[n] .. ':leases', argv[1], tonumber(argv[2]), now)
+    end
+  end
   return 1
 end

@@ -166,6 +166,14 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a streamed answer, as JSON, and the attempt that it is from."""
+
+    attempt: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class OutboxEntry:
     """Something that waits to be on the log: an event, or the charge lines of an attempt (JSON text)."""
 
@@ -390,15 +398,16 @@ class Board:
         answer = await self._run(self._delete, tenant, job_id)
         return _state(answer) if answer else None
 
-    async def add_chunks(self, job: Job, owner: str, chunks: Sequence[bytes], *, ttl_s: float) -> bool:
+    async def add_chunks(self, job: Job, owner: str, attempt: int, chunks: Sequence[bytes], *, ttl_s: float) -> bool:
         """Pieces of a stream for those who wait; False when this owner no longer is the owner."""
         ttl_ms = int(ttl_s * 1000)
-        return bool(await self._run(self._chunks, job.tenant, job.id, _name(job), owner, ttl_ms, *chunks))
+        return bool(await self._run(self._chunks, job.tenant, job.id, _name(job), owner, ttl_ms, attempt, *chunks))
 
-    async def chunks(self, tenant: str, job_id: str, after: str) -> tuple[str, list[bytes]]:
+    async def chunks(self, tenant: str, job_id: str, after: str) -> tuple[str, list[Chunk]]:
         """Up to 500 pieces after a cursor ("0" is the start), and the next cursor."""
         rows = cast("list[tuple[bytes, list[bytes]]]", await self._run(self._chunks_after, tenant, job_id, after))
-        return (rows[-1][0].decode() if rows else after), [values[1] for _, values in rows]
+        chunks = [Chunk(int(values[0]), values[1]) for _, values in rows]
+        return (rows[-1][0].decode() if rows else after), chunks
 
     async def outbox(self, tenant: str, *, job_id: str = "", age_s: float = 0.0, most: int = 100) -> list[OutboxEntry]:
         """What waits to be published, of one job or of any."""

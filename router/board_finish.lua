@@ -4,8 +4,10 @@
 -- Returns {'finished', now ms} | {'already', state} | {'lost'}
 local job, id, name = KEYS[1], ARGV[2], ARGV[3]
 local h = redis.call('HMGET', job, 'state', 'owner', 'result_ttl', 'ended_by', 'finished')
-if h[4] == ARGV[4] then return {'finished', h[5]} end -- this call again, as its answer was lost
-if h[1] and TERMINAL[h[1]] then return {'already', h[1]} end
+if h[1] and TERMINAL[h[1]] then
+  if h[4] == ARGV[4] then return {'finished', h[5]} end -- this call again, as its answer was lost
+  return {'already', h[1]}
+end
 if not h[1] or h[2] ~= ARGV[4] then return {'lost'} end
 local now = now_ms()
 if ARGV[8] ~= '' then

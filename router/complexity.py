@@ -31,11 +31,16 @@ OPTIONS = 3  # lines "A.", "B.", "C." make a question multiple choice
 REASONS = 4
 NOTABLE = 0.05  # a feature that adds less is not named
 
-_WORD = re.compile(r"[a-z]+")
+# On the hot path of every accept, so patterns begin with a fixed character (a line break is put in front of a text),
+# and where that cannot be, plain search says first whether there is anything to find.
+_ITEM = re.compile(r"\n[ \t]{0,8}(?:[-*•]|\d{1,3}[.)]) ")
+_OPTION = re.compile(r"\n\(?[A-J][.):] ")
 _NUMBER = re.compile(r"\d+")
-_ITEM = re.compile(r"^[ \t]{0,8}(?:[-*•]|\d{1,3}[.)]) ", re.MULTILINE)
-_OPTION = re.compile(r"^\(?[A-J][.):] ", re.MULTILINE)
 _CODE = re.compile(r"```|\b(?:def|class|import|function|return|SELECT) |[{};]\n|=>|==|</")
+_MARKS = ("```", "{\n", "}\n", ";\n", "=>", "==", "</")
+_CODE_PARTS = (*_MARKS, "def ", "class ", "import ", "function ", "return ", "SELECT ")
+_LETTERS = bytes(byte if byte in range(ord("a"), ord("z") + 1) else ord(" ") for byte in range(256))
+_DIGITS = bytes(byte if byte in range(ord("0"), ord("9") + 1) else ord(" ") for byte in range(256))
 
 
 def _words(text: str) -> frozenset[str]:
@@ -85,7 +90,7 @@ class Text:
 
     def count(self, words: frozenset[str]) -> int:
         """How often any of the words is there."""
-        return sum(map(self.words.__getitem__, words))
+        return sum(map(self.words.__getitem__, words & self.words.keys()))
 
     def asks(self, words: frozenset[str]) -> int:
         """How many of the words are there, if the answer is to be written."""
@@ -106,6 +111,16 @@ def _up_to(most: int, count: int) -> float:
     return min(1.0, math.log1p(count) / math.log1p(most))
 
 
+def _numbers(text: str) -> int:
+    if text.isascii():
+        return len(text.encode().translate(_DIGITS).split())
+    return len(_NUMBER.findall(text))
+
+
+def _code(text: str) -> int:
+    return len(_CODE.findall(text)) if any(map(text.__contains__, _CODE_PARTS)) else 0
+
+
 def _sentences(text: Text) -> int:
     ends = sum(map(text.read.count, (". ", ".\n", "? ", "?\n", "! ", "!\n", "。")))
     return max(0, ends - text.options)
@@ -114,14 +129,14 @@ def _sentences(text: Text) -> int:
 FEATURES = (
     Feature("long", 0.14, lambda text: min(1.0, math.log2(1 + text.length / 64) / 7)),
     Feature("several sentences", 0.04, lambda text: _up_to(12, _sentences(text))),
-    Feature("numbers", 0.11, lambda text: _up_to(16, len(_NUMBER.findall(text.read)))),
+    Feature("numbers", 0.11, lambda text: _up_to(16, _numbers(text.read))),
     Feature("quantities to work out", 0.25, lambda text: _up_to(8, text.count(QUANTITY))),
     Feature("a situation to follow", 0.34, lambda text: _up_to(24, text.count(SITUATION))),
     Feature("multiple choice", 0.11, lambda text: _up_to(10, text.options)),
     Feature("several constraints", 0.25, lambda text: _up_to(6, text.asks(CONSTRAINT))),
     Feature("several things asked", 0.30, lambda text: _up_to(4, max(0, text.asks(TASKS) - 1))),
-    Feature("a list of points", 0.15, lambda text: _up_to(10, len(_ITEM.findall(text.read)))),
-    Feature("code", 0.05, lambda text: _up_to(8, len(_CODE.findall(text.read)))),
+    Feature("a list of points", 0.15, lambda text: _up_to(10, len(_ITEM.findall(f"\n{text.read}")))),
+    Feature("code", 0.05, lambda text: _up_to(8, _code(text.read))),
     Feature("asks for a proof", 0.50, lambda text: _up_to(1, text.asks(PROOF))),
     Feature("asks for a design or a comparison", 0.60, lambda text: _up_to(4, text.asks(DESIGN))),
 )
@@ -211,7 +226,8 @@ def read(content: object, span: int = SPAN) -> Text:
     """The text of a message's content: `span` characters at both ends of it."""
     texts = content if isinstance(content, str) else "\n".join(_texts(content))
     ends = _ends(texts, span)
-    return Text(ends, len(texts), Counter(_WORD.findall(ends.lower())), len(_OPTION.findall(ends)))
+    words = ends.lower().encode("ascii", "replace").translate(_LETTERS).decode().split()
+    return Text(ends, len(texts), Counter(words), len(_OPTION.findall(f"\n{ends}")))
 
 
 def _texts(content: object) -> Iterator[str]:

@@ -12,6 +12,8 @@ from router.job import Estimate, Job, JobClass, Payload, Queue, Route
 from router.log import Record
 
 VERSION = "1"
+_TEXTS = ("tenant", "endpoint", "model", "route", "metadata", "traceparent", "payload")
+LARGEST = 10**13  # of any number in a header; as milliseconds, the year 2286
 
 
 class EnvelopeError(ValueError):
@@ -28,11 +30,21 @@ def to_record(job: Job) -> Record:
 def from_record(record: Record) -> Job:
     """The job of a record. Raises `EnvelopeError`."""
     try:
-        return from_headers(record.headers, record.value)
+        job = from_headers(record.headers, record.value)
+        _check_texts(record.headers, job)
+        return job
     except KeyError as error:
         raise EnvelopeError(f"header {error.args[0]!r} is missing") from None
     except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise EnvelopeError(f"a header has a wrong value ({type(error).__name__})") from None
+
+
+def _check_texts(headers: Mapping[str, str], job: Job) -> None:
+    """Raise ValueError for half of a character, as bytes or escaped: neither the board nor the log takes it."""
+    texts = "".join(headers.get(name, "") for name in _TEXTS)
+    texts.encode()
+    if "\\u" in texts:
+        _json(to_headers(job)).encode()
 
 
 def postponed(record: Record, topic: str, *, due_at: float, reason: str) -> Record:
@@ -44,7 +56,7 @@ def postponed(record: Record, topic: str, *, due_at: float, reason: str) -> Reco
 def due_at(record: Record) -> float:
     """When a postponed record is due. Raises `EnvelopeError`."""
     due, topic = record.headers.get("retry-due-ms", ""), record.headers.get("retry-topic", "")
-    if not due.isdecimal() or not topic.startswith("jobs."):
+    if not due.isdecimal() or len(due) > len(str(LARGEST)) or not topic.startswith("jobs."):
         raise EnvelopeError("retry-due-ms or retry-topic is missing or wrong")
     return int(due) / 1000
 
@@ -118,20 +130,20 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
             score=None if route["score"] is None else float(route["score"]),
         ),
         estimate=Estimate(
-            input_tokens=int(estimate["input"]),
-            output_tokens=int(estimate["output"]),
-            usd=None if estimate["usd"] is None else Decimal(estimate["usd"]),
+            input_tokens=_whole(estimate["input"]),
+            output_tokens=_whole(estimate["output"]),
+            usd=None if estimate["usd"] is None else _dollars(estimate["usd"]),
         ),
         body=body,
-        created_at=int(headers["created-ms"]) / 1000,
-        expires_at=int(headers["deadline-ms"]) / 1000,
-        result_ttl_s=float(headers["result-ttl-s"]),
+        created_at=_whole(headers["created-ms"]) / 1000,
+        expires_at=_whole(headers["deadline-ms"]) / 1000,
+        result_ttl_s=_whole(round(float(headers["result-ttl-s"]) * 1000), least=1) / 1000,
         stream=headers.get("stream") == "1",
         payload=payload_of(headers["payload"]) if "payload" in headers else None,
         metadata={str(k): str(v) for k, v in json.loads(headers.get("metadata", "{}")).items()},
         traceparent=headers.get("traceparent"),
         reruns_allowed=headers["reruns"] == "allow",
-        max_usd=Decimal(headers["max-usd"]) if "max-usd" in headers else None,
+        max_usd=_dollars(headers["max-usd"]) if "max-usd" in headers else None,
         queue=Queue(headers.get("queue", Queue.MAIN)),
     )
 
@@ -148,9 +160,23 @@ def payload_of(text: str) -> Payload:
 
 
 def _job_id(text: str) -> str:
-    if len(text) != 26 or not text.isalnum():
+    if len(text) != 26 or not (text.isascii() and text.isalnum()):
         raise ValueError("job")
     return text
+
+
+def _whole(value: str | float, *, least: int = 0) -> int:
+    number = int(value)
+    if not least <= number <= LARGEST:
+        raise ValueError("number")
+    return number
+
+
+def _dollars(text: str) -> Decimal:
+    usd = Decimal(text)
+    if not 0 <= usd <= LARGEST:  # raises for NaN
+        raise ValueError("usd")
+    return usd
 
 
 def _ms(moment: float) -> str:

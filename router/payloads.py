@@ -46,7 +46,7 @@ class Payloads:
         try:
             found = await obstore.get_async(self._store, payload.path)
             data = bytes(await found.bytes_async())
-        except (NotFoundError, FileNotFoundError):
+        except (NotFoundError, FileNotFoundError, ValueError):  # a ValueError for a path that none can have
             raise PayloadLostError("the object store has nothing at this pointer") from None
         except (BaseError, OSError) as error:
             raise PayloadUnavailableError(f"the object store did not answer: {type(error).__name__}") from error

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 log = structlog.get_logger(__name__)
 
 RECONNECT_S = 0.5
+LISTEN_S = 1.0
 
 
 class Wakeups:
@@ -52,10 +53,18 @@ class Wakeups:
             for key in list(self._waiting):
                 self._wake(key)
             while True:
-                message = await pubsub.get_message(timeout=5.0)
+                message = await pubsub.get_message(timeout=LISTEN_S)
+                _raise_if_cancelled()
                 if message is not None and isinstance(message["data"], bytes):
                     self._wake(message["data"].decode(errors="replace"))
 
     def _wake(self, key: str) -> None:
         for wake in list(self._waiting.get(key, ())):
             wake()
+
+
+def _raise_if_cancelled() -> None:
+    """Up to Python 3.11 `asyncio.wait_for`, which the client waits with, may swallow a cancellation."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

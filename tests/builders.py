@@ -141,8 +141,13 @@ async def accepted(board: Board, job: Job, *, deadline_s: float = 60.0, confirme
 
 async def records(redis: "Redis", topic: str, prefix: str = "") -> list[dict[str, Any]]:
     """What is on a topic of a log on Redis Streams, oldest first, read as JSON."""
-    entries: Any = await redis.xrange(f"{prefix}log:{topic}")
-    return [json.loads(fields[b"v"]) for _, fields in entries]
+    return [json.loads(fields[b"v"]) for fields in await entries(redis, topic, prefix)]
+
+
+async def entries(redis: "Redis", topic: str, prefix: str = "") -> list[dict[bytes, bytes]]:
+    """What is on a topic of a log on Redis Streams, oldest first: the value under `v`, each header under `h:name`."""
+    found: Any = await redis.xrange(f"{prefix}log:{topic}")
+    return [fields for _, fields in found]
 
 
 async def costs(redis: "Redis", board: Board, by: Any = "tenant", tenants: Sequence[str] = ("acme",)) -> list[Spent]:
@@ -242,9 +247,9 @@ class Bench:
 
     async def events(self) -> dict[str, str]:
         """The type of each job's terminal event on the log. Raises AssertionError for a second one."""
-        found = [event["id"] for event in await records(self.redis, topics.EVENTS)]
-        assert len(found) == len(set(found)), "a job ended twice"
-        return {event["data"]["id"]: event["type"] for event in await records(self.redis, topics.EVENTS)}
+        found = [(event["data"]["id"], event["type"]) for event in await records(self.redis, topics.EVENTS)]
+        assert len(found) == len(dict(found)), "a job ended twice"
+        return dict(found)
 
     async def charges(self) -> list[dict[str, Any]]:
         """The attempts on the ledger."""

@@ -34,6 +34,7 @@ class Health:
                 log, board = await asyncio.gather(
                     _fault(self._services.log.ping()), _fault(self._services.board.ping())
                 )
+                board = board or self._services.epoch.fault
                 self._faults = {name: why for name, why in (("log", log), ("board", board)) if why}
                 self._asked = time.monotonic()
         body = {"ready": not self._faults, "faults": self._faults}

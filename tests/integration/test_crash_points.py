@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -42,7 +42,7 @@ from router.board import Board, JobView
 from router.costs import spent
 from router.envelope import from_record, to_record
 from router.job import Job, JobState
-from router.log import LogUnavailableError
+from router.log import Log, LogUnavailableError, Record
 from router.outbox import Outbox
 from router.wakeups import Wakeups
 from tests.acceptance.books import Books
@@ -51,7 +51,7 @@ TENANTS = 400
 MOST_STEPS = 60
 FIRST_STEPS, PAIRED_STEPS = 11, 22
 LEASE_S = 1.0
-SETTLED_S = 40.0
+SETTLED_S = 6.0
 BIG = 70_000  # characters of an answer: it goes to the object store
 
 Part = TypeVar("Part")
@@ -79,9 +79,10 @@ class Life:
         self._look(2 * len(self.steps))
         self.steps.append(name)
         moment = 2 * len(self.steps) - 1
-        answer = await act()
-        self._look(moment)
-        return answer
+        try:
+            return await act()
+        finally:
+            self._look(moment)
 
     def _look(self, moment: int) -> None:
         self.is_over = self.is_over or moment == self._moment
@@ -136,7 +137,7 @@ class World:
 
     core: wiring.Core
     upstream: Upstream = field(default_factory=Upstream)
-    _tenants: "itertools.count[int]" = field(default_factory=itertools.count)
+    _begun: list[str] = field(default_factory=list)
 
     @classmethod
     @asynccontextmanager
@@ -168,7 +169,8 @@ class World:
 
     def tenant(self) -> str:
         """One that nothing has happened to yet."""
-        return f"case{next(self._tenants)}"
+        self._begun.append(f"case{len(self._begun)}")
+        return self._begun[-1]
 
     def desk(self, life: Life) -> Desk:
         """The door of a process with this life."""
@@ -207,19 +209,29 @@ class World:
     @asynccontextmanager
     async def restarted(self) -> AsyncGenerator[None]:
         """With a worker and a sweeper that live."""
+        stop = asyncio.Event()
+        worker = wiring.worker(self.core, self.upstream, "echo", CollectorRegistry())
+        async with asyncio.TaskGroup() as tasks, self.swept(unpublished_s=1.0, left_behind_s=0.5):
+            tasks.create_task(worker.run(stop))
+            try:
+                yield
+            finally:
+                stop.set()
+
+    @asynccontextmanager
+    async def swept(self, *, unpublished_s: float, left_behind_s: float) -> AsyncGenerator[None]:
+        """With a sweeper that goes round the tenants that there are by now."""
         core, stop = self.core, asyncio.Event()
         sweeper = Sweeper(
             core.board,
             core.outbox,
-            tuple(core.tenants),
+            self._begun,
             lease_s=LEASE_S,
             every_s=0.2,
-            unpublished_s=1.0,
-            left_behind_s=0.5,
+            unpublished_s=unpublished_s,
+            left_behind_s=left_behind_s,
         )
-        worker = wiring.worker(core, self.upstream, "echo", CollectorRegistry())
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(worker.run(stop))
             tasks.create_task(sweeper.run(stop))
             try:
                 yield
@@ -349,6 +361,27 @@ async def test_a_client_that_got_no_answer_and_asks_again_has_exactly_one_job(wo
     await check_books(world, cases)
 
 
+async def test_a_job_that_was_given_up_before_the_log_confirmed_it_is_not_called_accepted(world: World) -> None:
+    tenant = world.tenant()
+
+    class SlowLog:
+        """Confirms once the sweeper has lost patience."""
+
+        async def append(self, topic: str, record: Record) -> None:
+            await world.core.log.append(topic, record)
+            while await world.core.redis.zcard(f"{{t:{tenant}}}:unpublished"):
+                await asyncio.sleep(0.02)
+
+    async with world.swept(unpublished_s=0.1, left_behind_s=60.0):
+        with pytest.raises(LogUnavailableError):
+            await Asked().at(replace(world.desk(Life()), log=cast(Log, SlowLog())), tenant)
+    async with world.restarted():
+        await world.settled([tenant])
+
+    assert await world.jobs(tenant) == []
+    assert not world.upstream.calls
+
+
 @pytest.mark.parametrize("prompt", ["hello", "big", "cut once", "refused"])
 @pytest.mark.parametrize("waits", [False, True], ids=["async", "waiting"])
 async def test_a_job_whose_worker_dies_is_concluded_once(world: World, prompt: str, waits: bool) -> None:
@@ -373,18 +406,20 @@ async def test_a_job_whose_second_worker_dies_as_well_is_concluded_once(world: W
     # of one death: but for steps that go side by side it is the one after the step before.
     moments = [0, *range(1, 2 * PAIRED_STEPS, 2)]
     cases = []
-    for first, second in itertools.product(moments[:FIRST_STEPS], moments):
-        case = await accepted(world, Asked("hello"))
-        case.life = Life(first)
-        await died(world, case, "first")
-        case.life = Life(second)
-        cases.append(case)
-    await asyncio.sleep(LEASE_S)
-    died_again = [await died(world, case, "second") for case in cases]
+    async with world.swept(unpublished_s=60.0, left_behind_s=60.0):
+        for first, second in itertools.product(moments[:FIRST_STEPS], moments):
+            case = await accepted(world, Asked("hello"))
+            case.life = Life(first)
+            await died(world, case, "first")
+            case.life = Life(second)
+            cases.append(case)
+        await asyncio.sleep(LEASE_S)  # until the last of them has lost its lease
+        died_again = [await died(world, case, "second") for case in cases]
 
     async with world.restarted():
         await world.settled([case.tenant for case in cases])
 
+    assert sum(died_again) > len(cases) // 3  # the others had little left to do
     assert not any(died_again[len(moments) - 1 :: len(moments)]), "a second life has more steps than were tried"
     await check_concluded(world, cases, JobState.COMPLETED)
     print(f"{len(cases)} cases, {sum(died_again)} died twice, {sum(world.upstream.calls.values())} calls")
@@ -404,8 +439,10 @@ async def died(world: World, case: Case, owner: str) -> bool:
     tally = Tally("mb_of_the_dead", "light", "lane", started=0.0)
     try:
         for again in range(3):
-            if not isinstance(await attempt(job, f"worker:{owner}|topic|0|{again}", tally), Later):
+            outcome = await attempt(job, f"worker:{owner}|topic|0|{again}", tally)
+            if not isinstance(outcome, Later):
                 break
+            await asyncio.sleep(outcome.seconds)
     except Killed:
         return True
     return False

@@ -116,9 +116,13 @@ class Cluster:
 
     def restart(self, index: int, timeout_s: float = START_S) -> None:
         """Start a broker that was killed, with the data it has, and wait until the cluster is ready."""
+        self.relaunch(index)
+        self.wait_until_ready(timeout_s)
+
+    def relaunch(self, index: int) -> None:
+        """Start a broker that was killed, with the data it has; it is not ready yet."""
         if self.brokers[index].process is None:
             self._launch(index)
-        self.wait_until_ready(timeout_s)
 
     def wait_until_ready(self, timeout_s: float = START_S) -> None:
         """An open port does not do: for a second or two behind it, no group can be joined."""

@@ -1,4 +1,4 @@
-"""One tenant drops 4,000 jobs on a system that others use: what the others notice, with the real queue and in virtual time.
+"""One tenant drops 4,000 jobs on a system that others use: what these notice, with the real queue, in virtual time.
 
 4 consumers of 16 slots share 12 partitions of each topic; 24 quiet tenants send 0.3 jobs a second each (45 % of what
 can be done), a job takes about 4 s. After a minute the noisy tenant sends its 4,000 at once.

@@ -41,7 +41,7 @@ def an_edge(error: Exception, *, begins: bool = False) -> Edge:
             await send({"type": "http.response.start", "status": 200, "headers": []})
         raise error
 
-    return Edge(app, metrics=Metrics(Inflight(most_requests=1, most_bytes=1)))
+    return Edge(app, metrics=Metrics(Inflight(most_requests=1, most_bytes=1), lambda: 0))
 
 
 async def test_what_nobody_expected_is_a_500_whose_content_is_nowhere() -> None:

@@ -72,6 +72,7 @@ def test_a_queued_job() -> None:
             "score": 0.21,
             "queue": "main",
             "estimate_usd": "0.000112",
+            "waited_s": None,
             "attempts": 0,
             "microbatch": None,
             "usd": "0",

@@ -1,0 +1,238 @@
+"""How near to a provider's limits a backlog is worked off, without being refused by it.
+
+    python -m bench.drain [--first 300] [--jobs 2000] [--rpm 600] [--tpm 500000] [--log streams|kafka] [--no-direct]
+
+A simulated provider (`bench/provider_double.py`), which knows nothing of Pointsman, allows so many requests and tokens
+a minute and holds ten seconds' worth of them. Jobs of mixed size go through the real gateway and worker: a few at
+once, and when both sides' buckets are full again, many. Then the same calls are made directly, as most programs make
+them: 64 at a time, through the OpenAI SDK with the retries that it does by itself.
+
+The least time that a backlog can take is, for requests and for tokens, what there is beyond a full bucket over what
+the bucket gains a second; the larger of the two. Tokens are those that the provider counted as used in the end.
+
+The last line is one JSON object, of the large backlog:
+
+- `jobs` `succeeded`: how many were accepted, and completed
+- `throttled_share`: calls that the provider refused, over all calls
+- `seconds`: from the first submit to the last completion; `minimum_seconds`: the least; `efficiency`: least over actual
+- `first`: the same of the small backlog; `direct`: the same of the direct calls (null with --no-direct)
+
+Exit code 1 when a job did not complete, or more than 0.1 % of the calls were refused.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+import aiohttp
+import openai
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from bench.fleet import fleet
+from bench.jobs import FILLER
+from bench.provider_double import CHARACTERS_PER_TOKEN, Call, Running, provider
+from bench.servers import LIMITS, TENANT, Stage, stage
+from router.job import JobState
+
+BURST_S = 10.0
+AT_ONCE = 64
+PATIENCE = 3.0  # times the least time, and a minute
+MOST_THROTTLED = 0.001
+LOOK_S = 0.1
+PATH = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """One backlog."""
+
+    jobs: int
+    succeeded: int
+    throttled_share: float
+    seconds: float
+    minimum_seconds: float
+    efficiency: float
+
+
+def main() -> int:
+    """Measure, print, and say with the exit code whether all succeeded and nearly none was refused."""
+    given = _arguments()
+    limits = ("--rpm", str(given.rpm), "--tpm", str(given.tpm), "--burst-s", str(BURST_S))
+    with provider(*limits, "--service-ms", str(given.service_ms)) as upstream:
+        first, many = uvloop.run(_through_pointsman(given, upstream))
+        direct = None if given.no_direct else uvloop.run(_directly(given, upstream))
+    _print({"first": first, "backlog": many, "direct": direct}, given)
+    print(json.dumps({**asdict(many), "first": asdict(first), "direct": direct and asdict(direct)}), flush=True)
+    return 0 if all(each.succeeded == each.jobs and each.throttled_share < MOST_THROTTLED for each in (first, many)) else 1
+
+
+async def _through_pointsman(given: argparse.Namespace, upstream: Running) -> tuple[Drained, Drained]:
+    async with stage(log=given.log, changed=_settings(given, upstream)) as place, fleet(place) as ours:
+        key = await place.new_key()
+        api = await ours.http(place.settings.http.port)
+        started = [api, await ours.sweeper(), await ours.worker("gpu")]
+        await asyncio.gather(*(each.ready() for each in started))
+        first = await _drain(place, key, given, upstream, bodies(given.first, seed=1))
+        await asyncio.sleep(BURST_S + 1)
+        many = await _drain(place, key, given, upstream, bodies(given.jobs, seed=2))
+    return first, many
+
+
+async def _drain(
+    place: Stage, key: str, given: argparse.Namespace, upstream: Running, jobs: Sequence[dict[str, object]]
+) -> Drained:
+    await asyncio.to_thread(upstream.fresh)
+    began = time.time()
+    ids = await _submit(place, key, jobs)
+    redis, loop = place.core.redis, asyncio.get_running_loop()
+    ends = loop.time() + PATIENCE * _least(given, len(jobs), sum(map(_tokens, jobs))) + 60
+    while await redis.zcard(f"{{t:{TENANT}}}:unfinished") and loop.time() < ends:
+        await asyncio.sleep(LOOK_S)
+    views = await asyncio.gather(*(place.core.board.view(TENANT, job) for job in ids))
+    completed = [view for view in views if view is not None and view.state is JobState.COMPLETED]
+    last = max((view.finished_at or 0.0 for view in completed), default=began)
+    return _drained(given, len(jobs), len(completed), last - began, await asyncio.to_thread(upstream.record))
+
+
+async def _submit(place: Stage, key: str, jobs: Sequence[dict[str, object]]) -> list[str]:
+    """All of them, as fast as the door takes them."""
+    headers = {"authorization": f"Bearer {key}"}
+    waiting = iter(jobs)
+    ids: list[str] = []
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{place.settings.http.port}", headers=headers) as client:
+
+        async def submit() -> None:
+            for job in waiting:
+                async with client.post(PATH, json={**job, "async": True}) as answer:
+                    answer.raise_for_status()
+                    ids.append((await answer.json())["id"].removeprefix("job_"))
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(AT_ONCE):
+                tasks.create_task(submit())
+    return ids
+
+
+async def _directly(given: argparse.Namespace, upstream: Running) -> Drained:
+    """As most programs do it: so many at a time, each with the SDK's own retries."""
+    await asyncio.to_thread(upstream.fresh)
+    waiting = iter(bodies(given.jobs, seed=2))
+    succeeded = 0
+    async with openai.AsyncOpenAI(base_url=f"{upstream.url}/v1", api_key="none") as client:
+
+        async def call() -> None:
+            nonlocal succeeded
+            for job in waiting:
+                with suppress(openai.APIError):
+                    await client.chat.completions.create(**job)  # type: ignore[call-overload]
+                    succeeded += 1
+
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(AT_ONCE):
+                tasks.create_task(call())
+        seconds = time.monotonic() - began
+    return _drained(given, given.jobs, succeeded, seconds, await asyncio.to_thread(upstream.record))
+
+
+def bodies(count: int, *, seed: int) -> list[dict[str, object]]:
+    """Chat completions of mixed size: most are short, some are pages. No two backlogs of one seed differ."""
+    draw = random.Random(seed)
+    return [_body(number, draw) for number in range(count)]
+
+
+def _body(number: int, draw: random.Random) -> dict[str, object]:
+    prompt = min(5000, round(draw.lognormvariate(5.9, 0.8)))  # tokens: 365 in the middle, 500 on average
+    output = min(800, round(draw.lognormvariate(4.5, 0.7)))  # 90 and 115
+    text = f"n={number} out={output} " + FILLER * (prompt * CHARACTERS_PER_TOKEN // len(FILLER) + 1)
+    return {
+        "model": "light",
+        "messages": [{"role": "user", "content": text[: prompt * CHARACTERS_PER_TOKEN]}],
+        "max_tokens": 2 * output,
+        "metadata": {"number": str(number)},
+    }
+
+
+def _tokens(body: Mapping[str, object]) -> int:
+    return len(json.dumps(body)) // CHARACTERS_PER_TOKEN + 200  # only for how long to be patient
+
+
+def _drained(given: argparse.Namespace, jobs: int, succeeded: int, seconds: float, seen: Sequence[Call]) -> Drained:
+    tokens = sum(call.prompt + call.output for call in seen if call.state == "answered")
+    minimum = _least(given, sum(call.state == "answered" for call in seen), tokens)
+    return Drained(
+        jobs=jobs,
+        succeeded=succeeded,
+        throttled_share=round(sum(call.state == "refused" for call in seen) / max(1, len(seen)), 5),
+        seconds=round(seconds, 2),
+        minimum_seconds=round(minimum, 2),
+        efficiency=round(minimum / seconds, 4) if seconds else 0.0,
+    )
+
+
+def _least(given: argparse.Namespace, requests: int, tokens: int) -> float:
+    """What is beyond a full bucket, over what it gains a second."""
+    return max(
+        0.0,
+        *(
+            (amount - per_minute / 60 * BURST_S) / (per_minute / 60)
+            for amount, per_minute in ((requests, given.rpm), (tokens, given.tpm))
+        ),
+    )
+
+
+def _settings(given: argparse.Namespace, upstream: Running) -> dict[str, object]:
+    limits = {"requests_per_minute": given.rpm, "tokens_per_minute": given.tpm, "burst_s": BURST_S}
+    deployment = {
+        "backend": "gpu",
+        "url": f"{upstream.url}/v1",
+        "model": "any",
+        "tier": "light",
+        "max_output": 2000,
+        "limits": {**limits, "concurrency": AT_ONCE},
+        "price": {"input": "0.10", "output": "0.40"},
+    }
+    tenant = {"limits": dict(LIMITS), "max_unfinished": 1_000_000, "max_in_class": 100_000}
+    return {"deployments": {"light": deployment}, "tenants": {TENANT: tenant}}
+
+
+def _print(runs: Mapping[str, Drained | None], given: argparse.Namespace) -> None:
+    names = ("jobs", "succeeded", "throttled_share", "seconds", "minimum_seconds", "efficiency")
+    rate = f"{given.rpm:g} requests and {given.tpm:g} tokens a minute, {BURST_S:g} s of them at once"
+    table = Table("run", *names, title=f"Working off a backlog at {rate}")
+    for name, run in runs.items():
+        if run is not None:
+            table.add_row(name, *(str(asdict(run)[each]) for each in names))
+    console = Console(width=110)
+    console.print(table)
+    console.print(
+        "minimum_seconds: the larger of (requests - burst) / rate and (tokens - burst) / rate, "
+        f"with bursts of {given.rpm / 60 * BURST_S:g} and {given.tpm / 60 * BURST_S:g}",
+        soft_wrap=True,
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.drain", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
+    parser.add_argument("--first", type=int, default=300, help="jobs of the small backlog")
+    parser.add_argument("--jobs", type=int, default=2000)
+    parser.add_argument("--rpm", type=float, default=600.0)
+    parser.add_argument("--tpm", type=float, default=500_000.0)
+    parser.add_argument("--service-ms", type=float, default=0.0, help="how long the provider takes for a call")
+    parser.add_argument("--log", choices=("kafka", "streams"), default="streams")
+    parser.add_argument("--no-direct", action="store_true", help="without the direct calls")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

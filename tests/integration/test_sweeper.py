@@ -1,0 +1,198 @@
+"""What the sweeper repairs, on a real Valkey."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from consumers.sweeper import Sweeper
+from policies.pricing import Usage
+from policies.tenants import Tenant
+from router.board import Finished, Run
+from router.job import Job, JobState
+from tests.builders import (
+    Bench,
+    a_bench,
+    a_charge,
+    a_conclusion,
+    a_job,
+    accepted,
+    impatient_client,
+    records,
+    standing_still,
+    until,
+)
+
+ANN = "worker:ann|jobs|1-0|1"
+
+
+@pytest.fixture
+async def bench(redis: "Redis", tmp_path: Path) -> AsyncIterator[Bench]:
+    async with a_bench(redis, tmp_path, tenants=[Tenant("acme"), Tenant("other")]) as bench:
+        yield bench
+
+
+def a_sweeper(bench: Bench, **fields: Any) -> Sweeper:
+    """One that comes round all the time."""
+    return Sweeper(bench.board, bench.outbox, tuple(bench.tenants), lease_s=20.0, **{"every_s": 0.02, **fields})
+
+
+@asynccontextmanager
+async def sweeping(*sweepers: Sweeper) -> AsyncGenerator[None]:
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        for sweeper in sweepers:
+            tasks.create_task(sweeper.run(stop))
+        yield
+        stop.set()
+
+
+async def overdue(bench: Bench, **fields: Any) -> Job:
+    """A job past its deadline that nobody runs."""
+    job = await bench.job(deadline_s=0.001, **fields)
+    await until(lambda: _is_overdue(bench, job))
+    return job
+
+
+async def _is_overdue(bench: Bench, job: Job) -> bool:
+    return await bench.board.now() > job.expires_at + 0.001
+
+
+async def test_a_job_that_the_log_never_confirmed_is_rejected_once_its_door_is_surely_gone(bench: Bench) -> None:
+    job = await accepted(bench.board, a_job(), confirmed=False)
+
+    await a_sweeper(bench).sweep()
+    early = await bench.state(job)
+    await a_sweeper(bench, unpublished_s=0).sweep()
+
+    assert early is JobState.ACCEPTING
+    assert await bench.board.claim(job, ANN, lease_s=20) == Finished(JobState.REJECTED)
+
+
+async def test_a_job_that_was_claimed_meanwhile_is_not_rejected(bench: Bench) -> None:
+    job = await accepted(bench.board, a_job(), confirmed=False)
+    await bench.board.claim(job, ANN, lease_s=20)
+
+    await a_sweeper(bench, unpublished_s=0).sweep()
+
+    assert await bench.state(job) is JobState.QUEUED
+
+
+async def test_a_job_past_its_deadline_that_nobody_runs_expires_with_its_event(bench: Bench) -> None:
+    jobs = [await overdue(bench), await overdue(bench, tenant="other")]
+
+    async with sweeping(a_sweeper(bench, left_behind_s=0)):
+        views = await bench.ended(*jobs)
+        await until(lambda: _has_events(bench, 2))
+
+    assert [view.state for view in views] == [JobState.EXPIRED] * 2
+    assert await bench.events() == {f"job_{job.id}": "job.expired" for job in jobs}
+
+
+async def _has_events(bench: Bench, count: int) -> bool:
+    return len(await bench.events()) == count
+
+
+async def test_an_expired_job_tells_what_it_cost_until_then(bench: Bench) -> None:
+    job = await bench.job(deadline_s=0.2)
+    await bench.board.claim(job, ANN, lease_s=20)
+    await bench.board.start(job, ANN, most_deliveries=3, microbatch="")
+    await bench.board.close_attempt(job, a_charge(job, usage=Usage(input=1_000_000)))
+    await bench.board.release(job, ANN, undo_delivery=True)
+
+    async with sweeping(a_sweeper(bench, left_behind_s=0)):
+        await until(lambda: _has_events(bench, 1))
+
+    [event] = await records(bench.redis, "jobs.events")
+    assert (event["type"], Decimal(event["usd"]), event["error_code"]) == ("job.expired", Decimal("0.15"), "expired")
+
+
+async def test_a_job_that_runs_past_its_deadline_is_its_owners_to_end(bench: Bench) -> None:
+    job = await bench.job(deadline_s=0.05)
+    assert isinstance(await bench.board.claim(job, ANN, lease_s=20), Run)
+    await until(lambda: _is_overdue(bench, job))
+
+    await a_sweeper(bench).sweep()
+
+    assert await bench.state(job) is JobState.QUEUED
+    assert await bench.board.finish(job, ANN, a_conclusion(job)) is not None
+
+
+async def test_what_a_worker_left_in_the_outbox_is_published_once_it_is_surely_gone(bench: Bench) -> None:
+    job = await bench.job()
+    await bench.board.claim(job, ANN, lease_s=20)
+    await bench.board.start(job, ANN, most_deliveries=3, microbatch="")
+    await bench.board.finish(job, ANN, a_conclusion(job, attempted=a_charge(job)))
+
+    await a_sweeper(bench).sweep()
+    early = await bench.events()
+    await a_sweeper(bench, left_behind_s=0).sweep()
+
+    assert early == {}
+    assert await bench.events() == {f"job_{job.id}": "job.completed"}
+    assert [charge["job"] for charge in await bench.charges()] == [job.id]
+    assert await bench.board.outbox("acme") == []
+
+
+async def test_many_sweepers_end_each_job_once(bench: Bench) -> None:
+    jobs = [await overdue(bench) for _ in range(30)]
+
+    async with sweeping(*(a_sweeper(bench, left_behind_s=0.5) for _ in range(4))):
+        await bench.ended(*jobs)
+        await until(lambda: _outbox_is_empty(bench))
+
+    ended = [event["data"]["id"] for event in await records(bench.redis, "jobs.events")]
+    assert set(ended) == {f"job_{job.id}" for job in jobs}
+    states = [event["type"] for event in await records(bench.redis, "jobs.events")]
+    assert set(states) == {"job.expired"}  # one may be published twice, with the same id
+
+
+async def _outbox_is_empty(bench: Bench) -> bool:
+    return await bench.board.outbox("acme") == []
+
+
+async def test_more_than_one_round_can_hold_is_swept_in_the_next_ones(bench: Bench) -> None:
+    jobs = [await overdue(bench) for _ in range(3)]
+    for number in range(300):  # these are in the way, as their owners still run them
+        await bench.redis.zadd("{t:acme}:unfinished", {f"gone-{number}": 0})
+
+    async with sweeping(a_sweeper(bench)):
+        views = await bench.ended(*jobs)
+
+    assert {view.state for view in views} == {JobState.EXPIRED}
+
+
+async def test_the_log_is_trimmed_now_and_then(bench: Bench) -> None:
+    trims = 0
+
+    async def trim() -> None:
+        nonlocal trims
+        trims += 1
+
+    async with sweeping(a_sweeper(bench, trim=trim, trim_every=2)):
+        await until(lambda: trims >= 3)
+
+
+async def test_a_redis_that_was_away_is_swept_again_when_it_is_back(own_valkey: str, tmp_path: Path) -> None:
+    async with impatient_client(own_valkey) as redis, a_bench(redis, tmp_path) as bench:
+        async with sweeping(a_sweeper(bench)):
+            async with standing_still(redis):
+                await asyncio.sleep(1.2)  # longer than the client waits
+            job = await overdue(bench)
+            [view] = await bench.ended(job)
+
+    assert view.state is JobState.EXPIRED
+
+
+async def test_the_sweeper_shows_that_the_board_lives(bench: Bench) -> None:
+    _, before = await bench.board.heartbeat()
+
+    await a_sweeper(bench).sweep()
+
+    _, after = await bench.board.heartbeat()
+    assert after == before + 1
