@@ -71,7 +71,9 @@ def main() -> int:
         direct = None if given.no_direct else uvloop.run(_directly(given, upstream))
     _print({"first": first, "backlog": many, "direct": direct}, given)
     print(json.dumps({**asdict(many), "first": asdict(first), "direct": direct and asdict(direct)}), flush=True)
-    return 0 if all(each.succeeded == each.jobs and each.throttled_share < MOST_THROTTLED for each in (first, many)) else 1
+    return (
+        0 if all(each.succeeded == each.jobs and each.throttled_share < MOST_THROTTLED for each in (first, many)) else 1
+    )
 
 
 async def _through_pointsman(given: argparse.Namespace, upstream: Running) -> tuple[Drained, Drained]:

@@ -119,9 +119,7 @@ def rss_mb(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1_000_000
 
 
-def _environ(
-    directory: Path, redis_url: str, cluster: Cluster | None, changed: Mapping[str, object]
-) -> dict[str, str]:
+def _environ(directory: Path, redis_url: str, cluster: Cluster | None, changed: Mapping[str, object]) -> dict[str, str]:
     [port] = free_ports(1)
     copies = 1 if cluster is None else min(3, len(cluster.brokers))
     deployment = {"backend": "echo", "model": "echo", "limits": {**LIMITS, "concurrency": SLOTS}}

@@ -33,16 +33,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import jobs
+from bench.fill import fill
 from bench.servers import TENANT, Stage, cpu_seconds, rss_mb, stage
-from gateway import body, wiring
-from gateway.openai import ChatRequest
-from policies.keys import KeyHolder
 from router import topics
 from router.job import JobState
 from router.log import Record
-from router.wakeups import Wakeups
 
-AT_ONCE = 200
 LIMIT_S = 600.0
 QUIET_S = 60.0  # without any progress the run is over
 LOOK_S = 0.05
@@ -68,7 +64,7 @@ def main() -> int:
 
 async def _measure(given: argparse.Namespace) -> dict[str, object]:
     async with stage(log=given.log, brokers=given.brokers) as place:
-        ids = await _fill(place, given.jobs)
+        ids = list((await fill(place, given.jobs, jobs.body)).values())
         async with place.process("gateway.cli", "serve", "worker", "--backend", "echo") as worker:
             run = await _watch(place, worker.pid, given.jobs)
             rss = rss_mb(worker.pid)
@@ -86,28 +82,6 @@ async def _measure(given: argparse.Namespace) -> dict[str, object]:
         "usd": f"{ledger.usd:f}",
         "rss_mb": round(rss),
     }
-
-
-async def _fill(place: Stage, count: int) -> list[str]:
-    """Accept that many jobs, and return their ids."""
-    desk = wiring.services(place.core, Wakeups(place.core.redis, role="bench")).desk
-    holder = KeyHolder(TENANT, "bench")
-    numbers = iter(range(count))
-    ids: list[str] = []
-
-    async def accept() -> None:
-        for number in numbers:
-            raw = jobs.body(number)
-            values = body.parse(raw)
-            accepted = await desk.accept(
-                holder, ChatRequest.parse(values), endpoint="/v1/chat/completions", raw=raw, values=values
-            )
-            ids.append(accepted.view.job.id)
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(AT_ONCE):
-            tasks.create_task(accept())
-    return ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,19 @@
 """Repairs what a died process left behind. Any number may run: each step is safe to repeat."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import structlog
 
+from policies.pricing import Basis, Usage, charge
 from policies.scripts import BoardUnavailableError
 from router import ledger
-from router.board import Board
-from router.job import JobState
+from router.board import Attempted, Board
+from router.job import Job, JobState
 from router.log import LogUnavailableError
 from router.outbox import Outbox
+from router.payloads import Payloads, PayloadUnavailableError
 
 log = structlog.get_logger(__name__)
 
@@ -29,6 +31,7 @@ class Sweeper:
 
     board: Board
     outbox: Outbox
+    payloads: Payloads
     tenants: Collection[str]
     lease_s: float
     trim: Callable[[], Awaitable[None]] | None = None
@@ -45,7 +48,7 @@ class Sweeper:
                 await self.sweep()
                 if self.trim is not None and rounds % self.trim_every == 0:
                     await self.trim()
-            except (BoardUnavailableError, LogUnavailableError) as error:
+            except (BoardUnavailableError, LogUnavailableError, PayloadUnavailableError) as error:
                 log.warning("sweep_put_off", error=type(error).__name__)
             rounds += 1
             try:
@@ -58,24 +61,40 @@ class Sweeper:
         """One round."""
         await self.board.beat()
         for tenant in self.tenants:
-            unpublished, overdue = await self.board.sweep(
+            swept = await self.board.sweep(
                 tenant, unpublished_s=self.unpublished_s, lease_s=self.lease_s, most=AT_ONCE
             )
-            for job_id in unpublished:
+            for job_id in swept.unpublished:
                 state = await self.board.reject(tenant, job_id)
                 log.warning("unpublished_job_swept", job=job_id, tenant=tenant, state=state)
-            for job_id in overdue:
+            for job_id in swept.overdue:
                 await self._expire(tenant, job_id)
+            if swept.objects:
+                await self._forget(tenant, swept.objects)
             drained = await self.outbox.drain(tenant, age_s=self.left_behind_s, most=AT_ONCE)
             if drained:
                 log.info("outbox_drained", tenant=tenant, entries=drained)
+
+    async def _forget(self, tenant: str, paths: Sequence[str]) -> None:
+        """Bodies of jobs that are over, and results whose time is over."""
+        await asyncio.gather(*(self.payloads.remove(path) for path in paths))
+        await self.board.forget_objects(tenant, paths)
 
     async def _expire(self, tenant: str, job_id: str) -> None:
         view = await self.board.view(tenant, job_id)
         if view is None:
             return
+        if view.open_attempt is not None:  # its owner died long ago, and nobody got its record
+            await self.board.close_attempt(view.job, self._lost(view.job, view.open_attempt))
+            view = await self.board.view(tenant, job_id) or view
         event = ledger.event_text(
             view.job, JobState.EXPIRED, usd=view.usd, attempts=view.attempts, error_code="expired"
         )
         if await self.board.expire(tenant, job_id, event) is JobState.EXPIRED:
             log.info("job_expired", job=job_id, tenant=tenant)
+
+    def _lost(self, job: Job, attempt: int) -> Attempted:
+        deployment = self.outbox.deployments.get(job.route.deployment)
+        usage = Usage(input=job.estimate.input_tokens, basis=Basis.ESTIMATED)
+        lines = charge(deployment.price if deployment else None, usage, job=job.id, attempt=attempt, outcome="lost")
+        return Attempted(attempt, "", lines, usage.total)

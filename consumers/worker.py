@@ -24,6 +24,7 @@ from consumers.microbatch import Microbatches
 from consumers.outcome import Concluded, Dead, Later, Left
 from consumers.tally import Tally
 from policies.deployments import Deployment
+from policies.ending import ended
 from policies.scripts import BoardUnavailableError
 from router import topics
 from router.envelope import EnvelopeError, from_record, postponed
@@ -115,8 +116,7 @@ class Worker:
             self._changed.set()
             await dispatcher
             await self._drain(subscription)
-            for keeper in keepers:
-                keeper.cancel()
+            await ended(*keepers)
 
     @property
     def stalled_for(self) -> float:

@@ -195,6 +195,9 @@ def _tenant(settings: Settings, name: str, tenant: TenantSettings, unpriced: Seq
         )
     yield from _allowed(settings, at, tenant)
     yield from _aliases(settings, at, tenant)
+    for target in tenant.model_limits:
+        if target not in settings.deployments:
+            yield Finding(Level.ERROR, f"{at}.model_limits.{target}", f"is no deployment; {_near(target, settings)}")
     yield from _budget(at, tenant, unpriced)
 
 
@@ -227,12 +230,14 @@ def _aliases(settings: Settings, at: str, tenant: TenantSettings) -> Iterator[Fi
 
 def _budget(at: str, tenant: TenantSettings, unpriced: Sequence[str]) -> Iterator[Finding]:
     uncounted = [name for name in unpriced if tenant.deployments is None or name in tenant.deployments]
-    if tenant.limits.usd_per_month is not None and uncounted:
-        yield Finding(
-            Level.WARNING,
-            f"{at}.limits.usd_per_month",
-            f"cannot count what has no price: {', '.join(uncounted[:5])}; give it one",
-        )
+    budgets = {"limits": tenant.limits} | {f"key_limits.{name}": limits for name, limits in tenant.key_limits.items()}
+    for where, limits in budgets.items():
+        if limits.usd_per_month is not None and uncounted:
+            yield Finding(
+                Level.WARNING,
+                f"{at}.{where}.usd_per_month",
+                f"cannot count what has no price: {', '.join(uncounted[:5])}; give it one",
+            )
 
 
 def _near(target: str, settings: Settings) -> str:

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from gateway import wiring
 from gateway.settings import Settings, SettingsError
 from gateway.wiring import Core
+from policies.ending import ended
 from router import topics
 from router.log import Log
 from router.rebuild import begin
@@ -63,8 +64,7 @@ async def serve_api(services: "Services", core: Core, wakeups: Wakeups, *, until
             server.should_exit = True
             await serving
             stopped.cancel()
-        for follower in followers:
-            follower.cancel()
+        await ended(*followers)
 
 
 async def worker(settings: Settings, backend: str, *, until_stdin_closes: bool = False) -> None:

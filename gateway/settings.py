@@ -27,6 +27,7 @@ from gateway.settings_values import (
     DeploymentName,
     Dollars,
     Durability,
+    KeyName,
     Listed,
     LogUrl,
     Number,
@@ -202,22 +203,30 @@ class LimitSettings(Section):
     concurrency: Whole | None = Field(default=None, ge=1, le=100_000)
     usd_per_month: Budget = None
     burst_s: Number = Field(default=60.0, gt=0, le=3600)
+    tokens_per_day: Number | None = Field(default=None, ge=1, le=1e15)
+    shadow: bool = False
 
     def limits(self) -> Limits:
         """The domain's value."""
-        return Limits(
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-            concurrency=self.concurrency,
-            usd_per_month=self.usd_per_month,
-            burst_s=self.burst_s,
-        )
+        return Limits(**dict(self))
+
+
+class DeploymentLimitSettings(LimitSettings):
+    """The same, and how the provider counts tokens: for its quota, not for its price."""
+
+    output_burndown: Number = Field(default=1.0, ge=1, le=100)
+    cache_reads_count: bool = True
 
 
 class TenantSettings(Section):
-    """Who pays. `deployments` are the ones it may use; all of them when it is not there."""
+    """Who pays. `deployments` are the ones it may use; all of them when it is not there.
+
+    Beside the limits of all of it there are those of its API keys, by their names, and those at single deployments.
+    """
 
     limits: LimitSettings = LimitSettings()
+    key_limits: Mapping[KeyName, LimitSettings] = Field(default_factory=dict, max_length=1000)
+    model_limits: Mapping[DeploymentName, LimitSettings] = Field(default_factory=dict, max_length=500)
     deployments: Annotated[tuple[str, ...], Listed] | None = Field(default=None, max_length=500)
     aliases: Mapping[AliasName, str] = Field(default_factory=dict, max_length=1000)
     max_unfinished: Whole = Field(default=100_000, ge=1, le=10_000_000)
@@ -289,7 +298,7 @@ class DeploymentSettings(Section):
     )
     window: Whole = Field(default=8192, ge=16, le=100_000_000)
     max_output: Whole = Field(default=1024, ge=1, le=10_000_000)
-    limits: LimitSettings = LimitSettings()
+    limits: DeploymentLimitSettings = DeploymentLimitSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     price: Annotated[PriceSettings | None, BeforeValidator(_price)] = None
     microbatch: MicrobatchSettings = MicrobatchSettings()
@@ -398,6 +407,8 @@ def _tenant(name: str, tenant: TenantSettings) -> Tenant:
     return Tenant(
         name=name,
         limits=tenant.limits.limits(),
+        key_limits={name: limits.limits() for name, limits in tenant.key_limits.items()},
+        model_limits={name: limits.limits() for name, limits in tenant.model_limits.items()},
         deployments=None if tenant.deployments is None else frozenset(tenant.deployments),
         aliases=dict(tenant.aliases),
         max_unfinished=tenant.max_unfinished,

@@ -19,6 +19,7 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mi
 
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", re.ASCII)
+_KEY = re.compile(r"[\x20-\x7e]{1,100}", re.ASCII)
 _ALIAS = re.compile(r"[\x21-\x7e]{1,200}", re.ASCII)
 _SERVER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", re.ASCII)
 _BUCKET = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._/-]*)?", re.ASCII)
@@ -145,6 +146,12 @@ def _deployment_name(value: str) -> str:
     return _not_auto(value)
 
 
+def _key_name(value: str) -> str:
+    if not _KEY.fullmatch(value):
+        raise ValueError("is no name for a key: visible ASCII, at most 100")
+    return value
+
+
 def _alias_name(value: str) -> str:
     if not _ALIAS.fullmatch(value):
         raise ValueError("is no model name: visible ASCII without spaces, at most 200")
@@ -177,5 +184,6 @@ ServerUrl = Annotated[str, AfterValidator(_server_url)]
 Durability = Annotated[str, AfterValidator(_durability)]
 TenantName = Annotated[str, AfterValidator(_tenant_name)]
 DeploymentName = Annotated[str, AfterValidator(_deployment_name)]
+KeyName = Annotated[str, AfterValidator(_key_name)]
 AliasName = Annotated[str, AfterValidator(_alias_name)]
 TopicPrefix = Annotated[str, AfterValidator(_prefix)]

@@ -12,11 +12,14 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import structlog
+from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +63,7 @@ class Embedded:
 async def running(folder: Path) -> AsyncGenerator[Embedded]:
     """A Valkey on `folder`; it is stopped on exit. Hold the folder's lock. Raises `ValkeyError`.
 
-    One that outlived its parent is found by its pid file and taken over: two on one folder destroy it.
+    One that outlived its parent is found by its socket or its pid file and taken over: two on one folder destroy it.
     """
     socket, found = _prepared(folder)
     if found is None:
@@ -166,11 +169,23 @@ async def _stop(pid: int, process: asyncio.subprocess.Process | None) -> None:
 
 def _living(folder: Path) -> int | None:
     """The process id of a Valkey that still runs on this folder."""
-    try:
+    listening = _listening(_socket_path(folder))
+    if listening is not None:
+        return listening
+    try:  # one that stands still does not answer
         pid = int((folder / "valkey.pid").read_text())
-    except (FileNotFoundError, ValueError):
+        return pid if Path(f"/proc/{pid}/cwd").readlink() == folder.resolve() else None
+    except (OSError, ValueError):
         return None
-    return pid if _is_alive(pid) and _is_valkey(pid, folder) else None
+
+
+def _listening(socket: Path) -> int | None:
+    """Who answers there. A pid file may be missing, or its number be another program's by now."""
+    try:
+        with BlockingRedis(unix_socket_path=str(socket), socket_timeout=1.0, retry=Retry(NoBackoff(), 0)) as redis:
+            return int(cast("dict[str, Any]", redis.info("server"))["process_id"])
+    except (RedisError, OSError):
+        return None
 
 
 def _is_alive(pid: int) -> bool:
@@ -181,15 +196,6 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _is_valkey(pid: int, folder: Path) -> bool:
-    """Whether this process id was not given to something else meanwhile."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:  # no /proc here (macOS): the socket tells
-        return _socket_path(folder).exists()
-    return b"valkey" in command or b"redis" in command
 
 
 def _socket_path(folder: Path) -> Path:

@@ -250,6 +250,7 @@ def sweeper(core: Core) -> "Sweeper":
     return Sweeper(
         board=core.board,
         outbox=core.outbox,
+        payloads=core.payloads,
         tenants=tuple(core.tenants),
         lease_s=core.settings.worker.lease_s,
         trim=core.trim,

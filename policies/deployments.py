@@ -29,13 +29,21 @@ class Modality(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be used at most; None is no limit. A bucket holds `burst_s` seconds' worth of its rate."""
+    """What may be used at most; None is no limit. A bucket holds `burst_s` seconds' worth of its rate.
+
+    A day is a UTC day. A `shadow` is judged and counted, and refuses nothing. The last two say how a provider counts
+    tokens (quota only, not price): an output token so many times, and those read from a cache or not.
+    """
 
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     concurrency: int | None = None
     usd_per_month: Decimal | None = None
     burst_s: float = 60.0
+    tokens_per_day: float | None = None
+    shadow: bool = False
+    output_burndown: float = 1.0
+    cache_reads_count: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,63 +1,101 @@
 """Shared limits of tenants and deployments: reserved before a call, settled after it, all or nothing."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from math import ceil
+from enum import StrEnum
+from math import ceil, floor
 from typing import cast
 
 from policies.bucket import Limit
 from policies.deployments import Deployment, Limits
+from policies.pricing import Usage
 from policies.scripts import Script, Scripts, Value
 from policies.tenants import Tenant
 
-SPARE_S = 0.25
 FUNCTIONS = "quota_functions"  # other scripts of the same slot put them in front to settle on their way
+
+
+class Kind(StrEnum):
+    """Whose limits they are."""
+
+    TENANT = "tenant"
+    KEY = "key"
+    MODEL = "model"  # a tenant's at one deployment
+    DEPLOYMENT = "deployment"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One set of limits: `key` begins the names of its keys, `name` is for people. None is no limit.
+
+    A `shadow` is judged like the others, and refuses nothing.
+    """
+
+    key: str
+    kind: Kind
+    name: str
+    requests: Limit | None = None
+    tokens: Limit | None = None
+    tokens_per_day: int | None = None
+    concurrency: int | None = None
+    usd_per_month: Decimal | None = None
+    shadow: bool = False
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether nothing is counted here."""
+        limits = (self.requests, self.tokens, self.tokens_per_day, self.concurrency, self.usd_per_month)
+        return all(limit is None for limit in limits)
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose limits: `slot` is the hash tag of all its keys, `name` is for people. None is no limit."""
+    """All that is reserved in one script: parts whose keys share the hash tag `slot`.
+
+    Without parts nobody needs to ask Redis. An output token counts `output_burndown` times.
+    """
 
     slot: str
-    name: str
-    requests: Limit | None = None
-    tokens: Limit | None = None
-    concurrency: int | None = None
-    usd_per_month: Decimal | None = None
+    parts: tuple[Part, ...]
+    output_burndown: float = 1.0
+    cache_reads_count: bool = True
 
-    @property
-    def is_unlimited(self) -> bool:
-        """Whether nothing is counted here, so that nobody needs to ask Redis."""
-        return all(limit is None for limit in (self.requests, self.tokens, self.concurrency, self.usd_per_month))
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of all limits; a reservation's own key goes in front."""
-        quota = f"{self.slot}:quota"
-        return [f"{quota}:leases", f"{quota}:usd", f"{quota}:requests", f"{quota}:tokens"]
+    def counted(self, usage: Usage) -> int:
+        """The tokens that a call has used here."""
+        cached = usage.cache_read if self.cache_reads_count else 0
+        return usage.input + usage.cache_write + cached + ceil(usage.output * self.output_burndown)
 
 
-def tenant_scope(tenant: Tenant) -> Scope:
-    """A tenant's limits. Raises ValueError for a limit that is not more than 0 (a budget may be 0)."""
-    return _scope(f"{{t:{tenant.name}}}", f"tenant {tenant.name}", tenant.limits)
+def tenant_scope(tenant: Tenant, *, deployment: str = "", key: str = "") -> Scope:
+    """A tenant's limits, those that it has at this deployment, and those of its API key of that name.
+
+    Raises ValueError for a limit that is not more than 0 (a budget may be 0).
+    """
+    slot = f"{{t:{tenant.name}}}"
+    parts = [_part(f"{slot}:quota", Kind.TENANT, f"tenant {tenant.name}", tenant.limits)]
+    at, of = tenant.model_limits.get(deployment), tenant.key_limits.get(key)
+    if at is not None:
+        name = f"model {deployment} of tenant {tenant.name}"
+        parts.append(_part(f"{slot}:quota:model:{deployment}", Kind.MODEL, name, at))
+    if of is not None:
+        parts.append(_part(f"{slot}:quota:key:{key}", Kind.KEY, f"key {key} of tenant {tenant.name}", of))
+    return Scope(slot, _limited(parts))
 
 
 def deployment_scope(deployment: Deployment) -> Scope:
-    """A deployment's limits. Raises ValueError for a limit that is not more than 0 (a budget may be 0).
-
-    Its buckets hold a moment's worth less than the provider's own: a call is counted there a little later than here,
-    some more so than others, and one that comes a millisecond early is refused.
-    """
-    limits = deployment.limits
-    spare_s = min(SPARE_S, limits.burst_s / 10)
-    limits = replace(limits, burst_s=limits.burst_s - spare_s)
-    return _scope(f"{{b:{deployment.name}}}", f"deployment {deployment.name}", limits)
+    """A deployment's limits. Raises ValueError for a limit that is not more than 0 (a budget may be 0)."""
+    slot, limits = f"{{b:{deployment.name}}}", deployment.limits
+    part = _part(f"{slot}:quota", Kind.DEPLOYMENT, f"deployment {deployment.name}", limits)
+    if not limits.output_burndown > 0:
+        raise ValueError("output_burndown must be more than 0")
+    return Scope(slot, _limited([part]), limits.output_burndown, limits.cache_reads_count)
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A bucket after the verdict: it holds at most `limit`, `remaining` would be granted at once."""
+    """A limit after the verdict: it holds at most `limit`, `remaining` would be granted at once."""
 
     limit: int
     remaining: int
@@ -66,10 +104,30 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """The buckets that there are."""
+    """The tightest limit of requests and of tokens, where there are any."""
 
     requests: Room | None = None
     tokens: Room | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A part after the verdict. `places` is how many more may run at once."""
+
+    part: Part
+    requests: Room | None = None
+    tokens: Room | None = None
+    today: Room | None = None
+    places: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """A limit that would have refused, were it not a shadow."""
+
+    limit: str
+    kind: Kind
+    scope: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +135,13 @@ class Granted:
     """Go ahead. `duplicate`: this reservation was there already, and nothing was taken again."""
 
     duplicate: bool = False
-    rooms: Rooms = Rooms()
+    states: tuple[State, ...] = field(default=(), compare=False)
+    shadows: tuple[Shadow, ...] = ()
+
+    @property
+    def rooms(self) -> Rooms:
+        """What the next call meets."""
+        return _tightest(self.states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +154,12 @@ class Wait:
     seconds: float
     limit: str
     scope: str
-    rooms: Rooms = Rooms()
+    states: tuple[State, ...] = field(default=(), compare=False)
+
+    @property
+    def rooms(self) -> Rooms:
+        """What was too little, or what there was."""
+        return _tightest(self.states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +169,12 @@ class Exhausted:
     limit: str
     until: float
     scope: str
-    rooms: Rooms = Rooms()
+    states: tuple[State, ...] = field(default=(), compare=False)
+
+    @property
+    def rooms(self) -> Rooms:
+        """What there was."""
+        return _tightest(self.states)
 
 
 Verdict = Granted | Wait | Exhausted
@@ -122,26 +196,26 @@ class Quotas:
     async def reserve(
         self, scope: Scope, rid: str, *, tokens: int, usd: Decimal | None, hold_s: float, ttl_s: float
     ) -> Verdict:
-        """Take one request, `tokens`, `usd` and a place among the concurrent ones: all of them or none.
+        """Take one request, `tokens`, `usd` and a place among the concurrent ones, of every part: all or nothing.
 
-        More tokens than the bucket holds wait for a full bucket and drain it. An unknown `usd` counts nothing.
+        More tokens than a bucket holds wait for a full bucket and drain it. An unknown `usd` counts nothing.
         """
-        if scope.is_unlimited:
+        if not scope.parts:
             return Granted()
-        args: list[Value] = [
-            rid,
-            _milliseconds(ttl_s),
-            _milliseconds(hold_s),
-            "" if scope.concurrency is None else scope.concurrency,
-            "" if scope.usd_per_month is None else _nanodollars(scope.usd_per_month, ROUND_FLOOR),
-            "" if usd is None else _nanodollars(usd),
-            1,
-            *_bucket(scope.requests),
-            max(0, tokens),
-            *_bucket(scope.tokens),
-        ]
+        nano = "" if usd is None else _nanodollars(usd)
+        args: list[Value] = [rid, _milliseconds(ttl_s), _milliseconds(hold_s), nano, max(0, tokens)]
+        for part in scope.parts:
+            budget = part.usd_per_month
+            args += [
+                "" if part.concurrency is None else part.concurrency,
+                "" if budget is None else _nanodollars(budget, ROUND_FLOOR),
+                "" if part.tokens_per_day is None else part.tokens_per_day,
+                "1" if part.shadow else "",
+                *_bucket(part.requests),
+                *_bucket(part.tokens),
+            ]
         answer = await self._scripts.run(self._reserve, _keys(scope, rid), args)
-        return _verdict(scope, cast("list[bytes | int]", answer))
+        return _verdict(scope, cast("_Answer", answer))
 
     async def reserve_both(
         self,
@@ -156,8 +230,7 @@ class Quotas:
     ) -> Verdict:
         """The tenant's first, then the deployment's; when that refuses, the tenant's is refunded in full.
 
-        What is granted shows the tenant's rooms. A crash in between leaves a reservation of the tenant that
-        the next try finds.
+        A crash in between leaves a reservation of the tenant that the next try finds.
         """
         first = await self.reserve(tenant, rid, tokens=tokens, usd=usd, hold_s=hold_s, ttl_s=ttl_s)
         if not isinstance(first, Granted):
@@ -166,7 +239,9 @@ class Quotas:
         if not isinstance(second, Granted):
             await self.refund(tenant, rid)
             return second
-        return replace(first, duplicate=first.duplicate or second.duplicate)
+        return Granted(
+            first.duplicate or second.duplicate, first.states + second.states, first.shadows + second.shadows
+        )
 
     async def settle(self, scope: Scope, rid: str, *, tokens: int, usd: Decimal | None) -> None:
         """Replace what was reserved by what was used. Where `usd` is unknown, what was reserved stays spent."""
@@ -177,9 +252,10 @@ class Quotas:
         await self._close(*_closing(scope, rid, requests=0, tokens=0, nano=0))
 
     async def renew(self, scope: Scope, rid: str, *, hold_s: float) -> None:
-        """Keep the place among the concurrent ones for another `hold_s`."""
-        if scope.concurrency is not None:
-            await self._scripts.run(self._renew, _keys(scope, rid), [rid, _milliseconds(hold_s)])
+        """Keep the places among the concurrent ones for another `hold_s`."""
+        counted = ["" if part.concurrency is None else "1" for part in scope.parts]
+        if any(counted):
+            await self._scripts.run(self._renew, _keys(scope, rid), [rid, _milliseconds(hold_s), *counted])
 
     @staticmethod
     def settle_arguments(scope: Scope, rid: str, *, tokens: int, usd: Decimal | None) -> tuple[list[str], list[Value]]:
@@ -194,15 +270,33 @@ class Quotas:
             await self._scripts.run(self._settle, keys, args)
 
 
-def _scope(slot: str, name: str, limits: Limits) -> Scope:
+# Verdict, ms to wait, limit or month, number of the part, shadows, and what remains of all parts.
+_Answer = tuple[bytes, int, bytes, int, list[bytes | int], list[int]]
+
+
+def _limited(parts: Iterable[Part]) -> tuple[Part, ...]:
+    return tuple(part for part in parts if not part.is_unlimited)
+
+
+def _part(key: str, kind: Kind, name: str, limits: Limits) -> Part:
     if limits.concurrency is not None and limits.concurrency < 1:
         raise ValueError("concurrency must be at least 1; leave it out to have no limit")
     if limits.usd_per_month is not None and not (limits.usd_per_month.is_finite() and limits.usd_per_month >= 0):
         raise ValueError("usd_per_month must be at least 0; leave it out to have no limit")
-    # A bucket that cannot hold one request would let every request pass at the price of a part of one.
-    requests = _limit(limits.requests_per_minute, limits.burst_s, at_least=1.0)
-    tokens = _limit(limits.tokens_per_minute, limits.burst_s, at_least=0.0)
-    return Scope(slot, name, requests, tokens, limits.concurrency, limits.usd_per_month)
+    if limits.tokens_per_day is not None and not limits.tokens_per_day >= 1:
+        raise ValueError("tokens_per_day must be at least 1; leave it out to have no limit")
+    return Part(
+        key=key,
+        kind=kind,
+        name=name,
+        # A bucket that cannot hold one request would let every request pass at the price of a part of one.
+        requests=_limit(limits.requests_per_minute, limits.burst_s, at_least=1.0),
+        tokens=_limit(limits.tokens_per_minute, limits.burst_s, at_least=0.0),
+        tokens_per_day=None if limits.tokens_per_day is None else floor(limits.tokens_per_day),
+        concurrency=limits.concurrency,
+        usd_per_month=limits.usd_per_month,
+        shadow=limits.shadow,
+    )
 
 
 def _limit(per_minute: float | None, burst_s: float, *, at_least: float) -> Limit | None:
@@ -213,13 +307,15 @@ def _limit(per_minute: float | None, burst_s: float, *, at_least: float) -> Limi
 
 
 def _keys(scope: Scope, rid: str) -> list[str]:
-    return [f"{scope.slot}:quota:held:{rid}", *scope.keys]
+    return [f"{scope.slot}:quota:held:{rid}", *(part.key for part in scope.parts)]
 
 
 def _closing(scope: Scope, rid: str, *, requests: int, tokens: int, nano: int | str) -> tuple[list[str], list[Value]]:
-    if scope.is_unlimited:
+    if not scope.parts:
         return [], []
-    args: list[Value] = [rid, requests, tokens, nano, *_bucket(scope.requests), *_bucket(scope.tokens)]
+    args: list[Value] = [rid, requests, tokens, nano]
+    for part in scope.parts:
+        args += [*_bucket(part.requests), *_bucket(part.tokens)]
     return _keys(scope, rid), args
 
 
@@ -236,21 +332,46 @@ def _nanodollars(usd: Decimal, rounding: str = ROUND_CEILING) -> int:
     return int(usd.scaleb(9).to_integral_value(rounding))
 
 
-def _verdict(scope: Scope, answer: list[bytes | int]) -> Verdict:
-    verdict, wait_ms, what, *rooms = answer
-    requests, requests_full_ms, tokens, tokens_full_ms = (int(figure) for figure in rooms)
-    left = Rooms(_room(scope.requests, requests, requests_full_ms), _room(scope.tokens, tokens, tokens_full_ms))
-    text = cast(bytes, what).decode()
-    match verdict:
-        case b"wait":
-            return Wait(int(wait_ms) / 1000, text, scope.name, left)
-        case b"exhausted":
-            return Exhausted("usd_per_month", _end_of(text), scope.name, left)
-    return Granted(verdict == b"duplicate", left)
+def _verdict(scope: Scope, answer: _Answer) -> Verdict:
+    verdict, wait_ms, what, number, shadows, rooms = answer
+    tomorrow_s = rooms[-1] / 1000
+    states = tuple(_state(part, rooms[6 * index : 6 * index + 6], tomorrow_s) for index, part in enumerate(scope.parts))
+    if verdict == b"wait":
+        return Wait(wait_ms / 1000, what.decode(), scope.parts[number - 1].name, states)
+    if verdict == b"exhausted":
+        return Exhausted("usd_per_month", _end_of(what.decode()), scope.parts[number - 1].name, states)
+    would = tuple(
+        Shadow(cast(bytes, limit).decode(), scope.parts[int(part) - 1].kind, scope.parts[int(part) - 1].name)
+        for limit, part in zip(shadows[::2], shadows[1::2], strict=True)
+    )
+    return Granted(verdict == b"duplicate", states, would)
+
+
+def _state(part: Part, figures: list[int], tomorrow_s: float) -> State:
+    requests, requests_full_ms, tokens, tokens_full_ms, today, places = figures
+    return State(
+        part=part,
+        requests=_room(part.requests, requests, requests_full_ms),
+        tokens=_room(part.tokens, tokens, tokens_full_ms),
+        today=None if part.tokens_per_day is None else Room(part.tokens_per_day, today, tomorrow_s),
+        places=None if part.concurrency is None else places,
+    )
 
 
 def _room(limit: Limit | None, remaining: int, full_in_ms: int) -> Room | None:
     return None if limit is None else Room(int(limit.burst), remaining, full_in_ms / 1000)
+
+
+def _tightest(states: Iterable[State]) -> Rooms:
+    """A shadow leaves as much room as there is."""
+    enforced = [state for state in states if not state.part.shadow]
+    tokens = [room for state in enforced for room in (state.tokens, state.today)]
+    return Rooms(_least(state.requests for state in enforced), _least(tokens))
+
+
+def _least(rooms: Iterable[Room | None]) -> Room | None:
+    there = [room for room in rooms if room is not None]
+    return min(there, key=lambda room: (room.remaining, -room.full_in_s), default=None)
 
 
 def _end_of(month: str) -> float:

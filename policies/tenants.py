@@ -10,12 +10,15 @@ from policies.deployments import Limits
 class Tenant:
     """A tenant's policy. Seconds; `aliases` maps a model name of the tenant's to a deployment or `auto...`.
 
+    `key_limits` are of its API keys of that name together, `model_limits` what it may use of a deployment.
     Of a class `max_in_class` unfinished jobs are in the main queue, what is more is in the overflow. `weight` is its
     part of the slots beside other tenants'.
     """
 
     name: str
     limits: Limits = field(default_factory=Limits)
+    key_limits: Mapping[str, Limits] = field(default_factory=dict)
+    model_limits: Mapping[str, Limits] = field(default_factory=dict)
     deployments: frozenset[str] | None = None  # None: all
     aliases: Mapping[str, str] = field(default_factory=dict)
     max_unfinished: int = 100_000

@@ -153,6 +153,7 @@ class JobView:
     result_at: Payload | None
     charges: tuple[ChargeLine, ...]
     microbatch: str | None
+    open_attempt: int | None = None
 
     @classmethod
     def of(cls, job: Job, state: JobState) -> "JobView":
@@ -163,6 +164,15 @@ class JobView:
     def usd(self) -> Decimal | None:
         """Dollars so far; None when a line has no price."""
         return total(self.charges)
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweeper is to do: ids never confirmed, ids past their deadline, paths that nobody needs any more."""
+
+    unpublished: Sequence[str]
+    overdue: Sequence[str]
+    objects: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +224,7 @@ class Board:
         self._outbox = _script("outbox")
         self._published = _script("published")
         self._sweep = _script("sweep")
+        self._forget_objects = _script("forget_objects")
         self._bury = _script("bury")
         self._recount = _script("recount")
         self._revive = _script("revive")
@@ -248,6 +259,8 @@ class Board:
             most_unfinished,
             job.job_class,
             most_in_class,
+            job.payload.path if job.payload else "",
+            self._keep_ms,
             *fields,
         )
         match cast("list[bytes]", answer):
@@ -358,6 +371,8 @@ class Board:
             conclusion.event,
             self._keep_ms,
             *(_charge(job, conclusion.attempted, concluded=True) if conclusion.attempted else [""] * 7),
+            conclusion.result_at.path if conclusion.result_at else "",
+            job.payload.path if job.payload else "",
             len(fields) // 2,
             *fields,
             conclusion.result,
@@ -422,13 +437,17 @@ class Board:
         """These entries are on the log."""
         await self._run(self._published, tenant, "", *fields)
 
-    async def sweep(
-        self, tenant: str, *, unpublished_s: float, lease_s: float, most: int
-    ) -> tuple[list[str], list[str]]:
-        """Stamp the tenant's leases as watched. Returns the ids never confirmed, and those past their deadline."""
+    async def sweep(self, tenant: str, *, unpublished_s: float, lease_s: float, most: int) -> Swept:
+        """Stamp the tenant's leases as watched, and say what is to be done, at most so many of each."""
         answer = await self._run(self._sweep, tenant, "", int(unpublished_s * 1000), most, int(lease_s * 1000))
-        unpublished, overdue = cast("tuple[list[bytes], list[bytes]]", answer)
-        return [i.decode() for i in unpublished], [i.decode() for i in overdue]
+        unpublished, overdue, objects = (
+            [name.decode() for name in names] for names in cast("list[list[bytes]]", answer)
+        )
+        return Swept(unpublished, overdue, objects)
+
+    async def forget_objects(self, tenant: str, paths: Sequence[str]) -> None:
+        """These are no longer in the object store."""
+        await self._run(self._forget_objects, tenant, "", *paths)
 
     async def bury(self, tenant: str, job_id: str, state: JobState) -> bool:
         """Rebuild: the log says that this job is over. False when that was known."""
@@ -554,6 +573,7 @@ def _view(tenant: str, job_id: str, pairs: Sequence[bytes], result: bytes | None
         result_at=envelope.payload_of(fields["result_at"].decode()) if "result_at" in fields else None,
         charges=tuple(line for _, text in charged for line in ledger.lines_of(text)),
         microbatch=fields["microbatch"].decode() if fields.get("microbatch") else None,
+        open_attempt=int(fields["open"]) if fields.get("open") else None,
     )
 
 

@@ -1,5 +1,7 @@
--- What needs a sweeper: stamps the group, tidies its list, returns {ids never confirmed, ids past their deadline}.
+-- What needs a sweeper: stamps the group, tidies its list.
+-- Returns {ids never confirmed, ids past their deadline, paths in the object store that nobody needs any more}.
 -- ARGV: prefix, '', least age of an unconfirmed one in ms, most of each, lease ms
+local ABANDONED_MS = 120000
 local now = now_ms()
 local stamp = P .. 'stamp'
 if redis.call('ZCARD', P .. 'running') > 0 then
@@ -15,7 +17,20 @@ for _ = 1, tonumber(ARGV[4]) do
   if h[1] and not (h[2] and tonumber(h[2]) <= now) then break end
   redis.call('ZREM', P .. 'jobs', id)
 end
+-- Those that somebody runs, or whose owner died in a call a moment ago, are not for the sweeper (who gets the record is
+-- to charge that call), and must not be in the way of the others.
+local overdue = {}
+local due = redis.call('ZRANGEBYSCORE', P .. 'unfinished', '-inf', whole(now), 'LIMIT', 0, 5 * tonumber(ARGV[4]))
+for _, id in ipairs(due) do
+  local h = redis.call('HMGET', P .. 'job:' .. id, 'state', 'lease', 'open')
+  if not h[1] then
+    redis.call('ZREM', P .. 'unfinished', id) -- the board lost it; its record makes it anew
+  elseif #overdue < tonumber(ARGV[4]) and tonumber(h[2] or 0) + (h[3] and ABANDONED_MS or 0) <= now then
+    overdue[#overdue + 1] = id
+  end
+end
 return {
   redis.call('ZRANGEBYSCORE', P .. 'unpublished', '-inf', whole(now - tonumber(ARGV[3])), 'LIMIT', 0, ARGV[4]),
-  redis.call('ZRANGEBYSCORE', P .. 'unfinished', '-inf', whole(now), 'LIMIT', 0, ARGV[4]),
+  overdue,
+  redis.call('ZRANGEBYSCORE', P .. 'objects', '-inf', whole(now), 'LIMIT', 0, ARGV[4]),
 }

@@ -26,9 +26,7 @@ class JobState(StrEnum):
         return self in TERMINAL
 
 
-TERMINAL = frozenset(
-    {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED, JobState.REJECTED}
-)
+TERMINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED, JobState.REJECTED})
 
 
 class JobClass(StrEnum):

@@ -75,7 +75,7 @@ def event_of(record: Record) -> Ended | None:
         event = json.loads(record.value)
         state = JobState(event["type"].removeprefix("job."))
         return Ended(event["tenant"], event["data"]["id"].removeprefix("job_"), state)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -86,7 +86,7 @@ def attempt_of(record: Record) -> Charged | None:
         if row["type"] != "attempt":
             return None
         return Charged(row["tenant"], row["job"], row["attempt"], int(record.headers["at-ms"]) / 1000)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

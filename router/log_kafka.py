@@ -27,6 +27,7 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import ConsumerRecord
 
+from policies.ending import ended
 from router.log import RECORD_LIMIT, Delivery, LogUnavailableError, Record, TopicMissingError
 from router.offsets import Offsets
 
@@ -454,8 +455,7 @@ class KafkaSubscription:
     async def leave(self) -> None:
         """Commit what is done and leave the group, in bounded time."""
         if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait({self._keeping})
+            await ended(self._keeping)
         await self._commit(COMMIT_LIMIT_S)
         await self._stop()
 

@@ -15,6 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
+from policies.ending import ended
 from policies.scripts import Script
 from router.log import RECORD_LIMIT, Delivery, LogUnavailableError, Record, TopicMissingError
 
@@ -188,8 +189,7 @@ class StreamsSubscription:
         # The member itself stays listed until `trim` forgets it: to delete it could drop a record that it was
         # given while its connection closed.
         if self._refreshing is not None:
-            self._refreshing.cancel()
-            await asyncio.wait({self._refreshing})
+            await ended(self._refreshing)
         with contextlib.suppress(LogUnavailableError):
             for key in self._streams:
                 await self._claim_held(key, idle_ms=self._idle_ms * 1000)

@@ -98,9 +98,8 @@ class Pointsman:
 
     def command(self, *arguments: str) -> str:
         """What a command that ends by itself prints."""
-        done = subprocess.run(
-            self._command(*arguments), env=self._environ(), cwd=ROOT, capture_output=True, text=True, timeout=60
-        )
+        command, environ = self._command(*arguments), self._environ()
+        done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, f"{arguments} ended with {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
 

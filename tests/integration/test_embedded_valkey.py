@@ -141,15 +141,28 @@ async def test_a_pid_that_was_given_to_another_program_is_ignored_and_that_progr
 
 async def test_a_pid_that_was_given_to_another_valkey_is_ignored_and_that_one_left_alone(tmp_path: Path) -> None:
     with ValkeyServer(config={"save": "", "appendonly": "no"}) as other:
-        redis = Redis.from_url(other.connection_url)
-        pid = (await redis.info("server"))["process_id"]
-        (tmp_path / "valkey.pid").write_text(f"{pid}\n")
+        async with Redis.from_url(other.connection_url) as redis:
+            (tmp_path / "valkey.pid").write_text(str((await redis.info("server"))["process_id"]))
 
-        async with valkey.running(tmp_path) as server:
-            taken_over = server.taken_over
+            async with valkey.running(tmp_path) as server:
+                taken_over = server.taken_over
 
-        assert await redis.ping()
+            assert await redis.ping()
     assert not taken_over
+
+
+async def test_one_that_stands_still_is_taken_over_and_not_joined_by_a_second(tmp_path: Path) -> None:
+    with a_parent(tmp_path) as (parent, pid):
+        parent.kill()
+        parent.wait()
+        os.kill(pid, signal.SIGSTOP)
+        waking = asyncio.get_running_loop().call_later(2.0, os.kill, pid, signal.SIGCONT)
+
+        async with valkey.running(tmp_path / "valkey") as server, Redis.from_url(server.url) as redis:
+            found = await redis.get("written")
+        waking.cancel()
+
+    assert (server.taken_over, server.pid, found) == (True, pid, b"before the kill")
 
 
 async def test_one_whose_pid_file_was_never_written_is_taken_over_too(tmp_path: Path) -> None:

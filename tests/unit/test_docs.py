@@ -315,6 +315,8 @@ def _default(field: FieldInfo) -> str:
     match field.get_default(call_default_factory=True):
         case None:
             return "none"
+        case bool() as choice:
+            return f"`{choice}`".lower()
         case tuple() as values:
             return f"`{', '.join(values)}`"
         case int() as size if size and size % MIB == 0:
@@ -331,6 +333,8 @@ def _range(field: FieldInfo) -> str:
     kind = _plain(field.annotation)
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
+    if kind is bool:
+        return "`true`, `false`"
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return ", ".join(f"`{choice}`" for choice in kind)
     least, over, most = (_bound(field, bound) for bound in (Ge, Gt, Le))
