@@ -11,14 +11,14 @@ from typing import TypeVar
 
 import structlog
 
-from consumers.backend import Answer, Backend, BackendError, SoFar
-from consumers.outcome import Concluded, Dead, Later, Left, Outcome
+from consumers.backend import Answer, Backend, BackendError, HandOffBackend, Pending, SoFar, Submitted
+from consumers.outcome import Concluded, Dead, HandedOff, Later, Left, Outcome
 from consumers.streaming import chunk_writer
 from consumers.tally import Tally
 from policies.deployments import Deployment
 from policies.pricing import Basis, ChargeLine, Usage, charge, total
 from policies.quota import Exhausted, Granted, Quotas, Scope, Wait, deployment_scope, tenant_scope
-from policies.retries import Again, GiveUp, RetryRule
+from policies.retries import Again, Failure, GiveUp, RetryRule
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
 from router import ledger
@@ -35,12 +35,13 @@ from router.board import (
     OutboxEntry,
     Run,
     Started,
+    Submission,
     TooManyDeliveries,
 )
 from router.job import Job, JobState, Payload
 from router.log import LogUnavailableError
 from router.outbox import Outbox, reservation_id
-from router.payloads import PayloadLostError, Payloads, PayloadUnavailableError, result_path
+from router.payloads import PayloadLostError, Payloads, PayloadUnavailableError, body_path, result_path
 from router.wakeups import Wakeups
 
 log = structlog.get_logger(__name__)
@@ -70,7 +71,7 @@ class Running:
     owner: str
     rid: str
     scopes: tuple[Scope, Scope]
-    call: asyncio.Task[Answer] | None = None
+    call: asyncio.Task[Answer | Submitted] | None = None
     stop: Stop | None = None
 
     def close(self, why: Stop) -> None:
@@ -90,7 +91,7 @@ class Attempt:
     quotas: Quotas
     payloads: Payloads
     wakeups: Wakeups
-    backend: Backend
+    backend: Backend | HandOffBackend
     deployments: Mapping[str, Deployment]
     tenants: Mapping[str, Tenant]
     retries: RetryRule
@@ -118,10 +119,24 @@ class Attempt:
                 return Concluded()
         tenant = self.tenants.get(job.tenant) or Tenant(job.tenant)
         one = _OneAttempt(self, job, owner, tally, deployment, tenant, claim)
+        return await self._watched(one, one.run(claim))
+
+    async def collect(self, job: Job, owner: str, submission: Submission, tally: Tally) -> Outcome:
+        """What became of a job that a backend has. `Later` after a failure: its record is to go on the log again."""
+        deployment = self.deployments.get(job.route.deployment)
+        if deployment is None:
+            return HandedOff()  # looked at again when its lease is over
+        tenant = self.tenants.get(job.tenant) or Tenant(job.tenant)
+        claim = Run(submission.attempt - 1, None, submission.seconds_left)
+        one = _OneAttempt(self, job, owner, tally, deployment, tenant, claim)
+        return await self._watched(one, one.collect(submission))
+
+    async def _watched(self, one: "_OneAttempt", steps: Awaitable[Outcome]) -> Outcome:
         with self._tracked(one.running):
             try:
-                return await one.run(claim)
+                return await steps
             except Exception as error:  # the one place for what nobody expected: people get to look at the job
+                job = one.running.job
                 log.exception("attempt_crashed", job=job.id, tenant=job.tenant, error=type(error).__name__)
                 return await one.crashed(error)
 
@@ -296,9 +311,43 @@ class _OneAttempt:
             return await self._stopped(self.running.stop, so_far.usage)
         except TimeoutError:
             return await self._stopped(Stop.EXPIRED, so_far.usage)
+        if isinstance(answer, Submitted):
+            return await self._hand_off(job, answer)
         return await self._complete(answer)
 
-    async def _answer(self, job: Job, so_far: SoFar) -> Answer:
+    async def _hand_off(self, job: Job, submitted: Submitted) -> Outcome:
+        """Let the backend keep it. Its body stays where a later attempt finds it, as its record goes now."""
+        steps = self._steps
+        if job.payload is None:
+            path = body_path(job.tenant, job.id)
+            job = replace(job, payload=await steps.until_it_works(lambda: steps.payloads.put(path, job.body)))
+        is_ours = await steps.until_it_works(
+            lambda: steps.board.submit(job, self._owner, submitted.reference, check_in_s=submitted.check_in_s)
+        )
+        return HandedOff() if is_ours else Later(1.0, "lost")
+
+    async def collect(self, submission: Submission) -> Outcome:
+        """Ask the backend, and conclude the job if it is over there, cancelled or past its deadline."""
+        steps, job, backend = self._steps, self._job, self._steps.backend
+        assert isinstance(backend, HandOffBackend)
+        self._is_open = True
+        if submission.is_cancelled or submission.seconds_left <= 0:
+            await backend.abandon(job, self._deployment, submission.reference)
+            return await self._stopped(Stop.CANCELLED if submission.is_cancelled else Stop.EXPIRED, self._lost_usage())
+        try:
+            answer = await backend.collect(job, self._deployment, submission.reference, attempt=submission.attempt)
+        except BackendError as error:
+            if error.failure is Failure.UNAVAILABLE:  # it could not be asked: the job goes on there
+                return HandedOff()
+            return await self._after(error)
+        if isinstance(answer, Pending):
+            await steps.until_it_works(
+                lambda: steps.board.submit(job, self._owner, submission.reference, check_in_s=answer.check_in_s)
+            )
+            return HandedOff()
+        return await self._complete(answer)
+
+    async def _answer(self, job: Job, so_far: SoFar) -> Answer | Submitted:
         backend, running = self._steps.backend, self.running
         async with asyncio.timeout(self._seconds_left):
             if not job.stream:
@@ -307,11 +356,11 @@ class _OneAttempt:
                 return await self._closable(backend.call, job, on_chunk, so_far)
 
     async def _closable(
-        self, call: Callable[..., Awaitable[Answer]], job: Job, on_chunk: object, so_far: SoFar
-    ) -> Answer:
+        self, call: Callable[..., Awaitable[Answer | Submitted]], job: Job, on_chunk: object, so_far: SoFar
+    ) -> Answer | Submitted:
         """The call as a task of its own, so that closing it is told apart from this task's own end."""
 
-        async def upstream() -> Answer:
+        async def upstream() -> Answer | Submitted:
             return await call(job, self._deployment, attempt=self._number, on_chunk=on_chunk, so_far=so_far)
 
         task = asyncio.create_task(upstream())

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from policies.deployments import Deployment
 from policies.pricing import Usage
@@ -18,6 +18,21 @@ class Answer:
 
     body: bytes
     usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The backend took the job and keeps it; ask for it under `reference`, first in `check_in_s`."""
+
+    reference: str
+    check_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The backend still works on it; ask again in `check_in_s`."""
+
+    check_in_s: float
 
 
 class BackendError(Exception):
@@ -55,8 +70,10 @@ class Backend(Protocol):
 
     async def call(
         self, job: Job, deployment: Deployment, *, attempt: int, on_chunk: OnChunk | None, so_far: "SoFar"
-    ) -> Answer:
-        """The whole answer. With `on_chunk`: also every `chat.completion.chunk`, as JSON bytes, as it comes.
+    ) -> Answer | Submitted:
+        """The whole answer, or that the backend has taken the job (then `collect` gets the answer).
+
+        With `on_chunk`: also every `chat.completion.chunk`, as JSON bytes, as it comes.
 
         An answer's and a chunk's `id` is `chatcmpl-` with the job's id, its `model` the deployment's name.
         """
@@ -64,6 +81,19 @@ class Backend(Protocol):
 
     async def ping(self, deployment: Deployment) -> str | None:
         """None when the deployment answers, else what is wrong with it and what to do, in one line."""
+        ...
+
+
+@runtime_checkable
+class HandOffBackend(Backend, Protocol):
+    """A backend that takes jobs and works on them while nobody waits."""
+
+    async def collect(self, job: Job, deployment: Deployment, reference: str, *, attempt: int) -> Answer | Pending:
+        """What became of it. Safe to repeat. A failure is a `BackendError`; UNAVAILABLE: it could not be asked."""
+        ...
+
+    async def abandon(self, job: Job, deployment: Deployment, reference: str) -> None:
+        """Nobody wants it any more; end it where the backend can."""
         ...
 
 

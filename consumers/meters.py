@@ -1,8 +1,11 @@
 """What a worker counts, for Prometheus. Labels are from closed lists, never a user's text."""
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from consumers.outcome import Concluded, Dead, Later, Left, Outcome
+from consumers.outcome import Concluded, Dead, HandedOff, Later, Left, Outcome
+from policies.quota import Shadow
 
 
 class WorkerMeters:
@@ -15,6 +18,12 @@ class WorkerMeters:
         self._dead = Counter("pointsman_dead_letters_total", "Dead letters", ["reason"], registry=registry)
         self._unpriced = Counter(
             "pointsman_unpriced_attempts_total", "Attempts whose price is not in the book", registry=registry
+        )
+        self._shadows = Counter(
+            "pointsman_shadow_refusals_total",
+            "Calls that a limit would have refused, were it not a shadow",
+            ["limit", "scope"],
+            registry=registry,
         )
         self._sizes = Histogram(
             "pointsman_microbatch_jobs",
@@ -34,12 +43,19 @@ class WorkerMeters:
                 self._outcomes.labels("later", reason).inc()
             case Dead(reason):
                 self._outcomes.labels("dead", reason).inc()
+            case HandedOff():
+                self._outcomes.labels("handed_off", "").inc()
             case Left():
                 self._outcomes.labels("left", "").inc()
 
     def dead(self, reason: str) -> None:
         """A record was put on the dead letters."""
         self._dead.labels(reason).inc()
+
+    def shadowed(self, shadows: Iterable[Shadow]) -> None:
+        """Limits that would have refused a call."""
+        for shadow in shadows:
+            self._shadows.labels(shadow.limit, shadow.kind).inc()
 
     def microbatch(self, jobs: int) -> None:
         """A microbatch was dispatched."""

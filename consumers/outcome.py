@@ -28,8 +28,13 @@ class Dead:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOff:
+    """The backend has taken the job, and the board knows it; a collector concludes it. The record is done."""
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """Given back as this process stops; whoever gets the record next runs it."""
 
 
-Outcome = Concluded | Later | Dead | Left
+Outcome = Concluded | Later | Dead | HandedOff | Left

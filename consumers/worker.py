@@ -21,7 +21,7 @@ from consumers.expected import Expected
 from consumers.fair import FairQueue, Turn
 from consumers.meters import WorkerMeters
 from consumers.microbatch import Microbatches
-from consumers.outcome import Concluded, Dead, Later, Left
+from consumers.outcome import Concluded, Dead, HandedOff, Later, Left
 from consumers.tally import Tally
 from policies.deployments import Deployment
 from policies.ending import ended
@@ -276,6 +276,8 @@ class Worker:
                     self._park(ticket, seconds)
             case Dead():
                 tasks.create_task(self._bury(subscription, delivery, ticket.size, outcome))
+            case HandedOff():
+                await self._done(subscription, delivery, ticket.size)
             case Left():
                 return
 

@@ -10,7 +10,7 @@ from ulid import ULID
 from gateway.openai import ChatRequest
 from policies.deployments import Deployment
 from policies.keys import KeyHolder
-from policies.quota import Exhausted, Granted, Quotas, Rooms, Scope, Wait, deployment_scope, tenant_scope
+from policies.quota import Exhausted, Granted, Quotas, Rooms, Scope, Shadow, Wait, deployment_scope, tenant_scope
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
 from router import envelope
@@ -66,6 +66,7 @@ class Acceptance:
     view: JobView
     existing: bool = False
     rooms: Rooms = field(default_factory=Rooms)
+    shadows: tuple[Shadow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,17 @@ class Desk:
             raise UnknownTenantError(holder.tenant)
         chosen = self._choose(endpoint, request, values, tenant)
         job, deadline_s = _job(tenant, request, chosen, endpoint=endpoint, raw=raw, traceparent=traceparent)
+        name, deployment = holder.name, chosen.route.deployment
+        job = replace(job, key_id=holder.id, limited_key=name if name in tenant.key_limits else "")
         waits = bool(channel)
-        scopes = (tenant_scope(tenant), deployment_scope(self.deployments[chosen.route.deployment]))
-        rooms = await self._reserve(job, scopes, deadline_s) if waits else Rooms()
+        scopes = (
+            tenant_scope(tenant, deployment=deployment, key=name),
+            deployment_scope(self.deployments[deployment]),
+        )
+        granted = Granted()
+        if waits:
+            granted = await self._reserve(job, scopes, deadline_s)
+            job = replace(job, is_reserved=any(scope.parts for scope in scopes))
         try:
             if len(raw) > INLINE_BODY:
                 job = replace(job, payload=await self.payloads.put(body_path(job.tenant, job.id), raw))
@@ -120,7 +129,7 @@ class Desk:
             )
             if isinstance(answer, Accepted):
                 job = replace(job, created_at=answer.created_at, expires_at=answer.expires_at, queue=answer.queue)
-                return Acceptance(await self._enqueue(job), rooms=rooms)
+                return Acceptance(await self._enqueue(job), rooms=granted.rooms, shadows=granted.shadows)
         except BaseException:
             if waits:
                 await self._give_back(job, scopes)
@@ -145,7 +154,7 @@ class Desk:
             raise NoRouteError(route)
         return route
 
-    async def _reserve(self, job: Job, scopes: tuple[Scope, Scope], deadline_s: float) -> Rooms:
+    async def _reserve(self, job: Job, scopes: tuple[Scope, Scope], deadline_s: float) -> Granted:
         verdict = await self.quotas.reserve_both(
             *scopes,
             reservation_id(job.id, 1),
@@ -156,7 +165,7 @@ class Desk:
         )
         match verdict:
             case Granted():
-                return verdict.rooms
+                return verdict
             case Wait():
                 raise OverQuotaError(verdict.limit, verdict.scope, verdict.seconds, verdict.rooms)
             case Exhausted():

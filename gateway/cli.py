@@ -61,6 +61,7 @@ StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
 
 
 Result = TypeVar("Result")
+ProcessName = Literal["http", "worker", "collector", "sweeper"]
 
 
 class GroupBy(StrEnum):
@@ -120,6 +121,16 @@ def serve_worker(
 ) -> None:
     """A worker for one backend."""
     _serve("worker", config, until_stdin_closes, backend)
+
+
+@serve_app.command("collector")
+def serve_collector(
+    backend: Annotated[str, typer.Option(help="Which backend's submitted jobs to conclude.")],
+    config: ConfigOption = None,
+    until_stdin_closes: StdinOption = False,
+) -> None:
+    """Concludes jobs that a backend works on while nobody waits."""
+    _serve("collector", config, until_stdin_closes, backend)
 
 
 @serve_app.command("sweeper")
@@ -329,7 +340,7 @@ def _sum(rows: list[Spent]) -> Spent:
     return total
 
 
-def _serve(name: Literal["http", "worker", "sweeper"], config: Path | None, is_child: bool, *arguments: str) -> None:
+def _serve(name: ProcessName, config: Path | None, is_child: bool, *arguments: str) -> None:
     import uvloop  # half the cost of a socket of asyncio's own loop
 
     from gateway import processes  # a web server, which no other command needs

@@ -1,10 +1,11 @@
 """What this process counts. Labels come from closed lists only."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gateway.reading import Inflight
+from policies.quota import Shadow
 
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -29,6 +30,12 @@ class Metrics:
         self.jobs = Counter(
             "pointsman_jobs_accepted", "Jobs that were accepted.", ["lane", "class"], registry=self.registry
         )
+        self._shadows = Counter(
+            "pointsman_shadow_refusals",
+            "Calls that a limit would have refused, were it not a shadow.",
+            ["limit", "scope"],
+            registry=self.registry,
+        )
         self.hang_ups = Counter(
             "pointsman_http_hang_ups", "Callers who left before their answer.", registry=self.registry
         )
@@ -43,6 +50,11 @@ class Metrics:
         """One answer has begun. `route` is a route's template, never a path."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
+
+    def shadowed(self, shadows: Iterable[Shadow]) -> None:
+        """Limits that would have refused a call."""
+        for shadow in shadows:
+            self._shadows.labels(shadow.limit, shadow.kind).inc()
 
     def text(self) -> bytes:
         """In Prometheus' text format."""

@@ -113,6 +113,22 @@ async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> No
             await sweeping.run(stop)
 
 
+async def collector(settings: Settings, backend: str, *, until_stdin_closes: bool = False) -> None:
+    """Concludes what a backend that takes jobs (SageMaker's asynchronous endpoints will) works on."""
+    async with wiring.core(settings) as core, wiring.open_backend(settings, backend) as opened:
+        collecting = wiring.collector(core, opened, backend)
+
+        async def fault() -> str | None:
+            await core.board.ping()
+            return core.epoch.fault
+
+        health = _health(CollectorRegistry(), fault)
+        where = settings.worker.health_host, settings.worker.health_port
+        async with _stopping(until_stdin_closes) as stop, _served(health, *where):
+            log.info("collector_started", backend=backend)
+            await collecting.run(stop)
+
+
 async def _until_topics_exist(job_log: Log, wanted: tuple[str, ...]) -> None:
     """A worker may start before the topics are made; it says so and waits."""
     while True:

@@ -29,7 +29,9 @@ from router.payloads import Payloads
 from router.wakeups import Wakeups
 
 if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it counts when four of them start at once
+    from consumers.attempt import Attempt
     from consumers.backend import Backend
+    from consumers.collector import Collector
     from consumers.retrier import Retrier
     from consumers.sweeper import Sweeper
     from consumers.worker import Worker
@@ -191,7 +193,6 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
 
 def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistry) -> "Worker":
     """A worker for one backend."""
-    from consumers.attempt import Attempt
     from consumers.meters import WorkerMeters
     from consumers.worker import Bounds, Worker
 
@@ -200,19 +201,7 @@ def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistr
         log=core.log,
         topics=topics.for_backend(name, core.deployments),
         group=f"{GROUP}.{name}",
-        attempt=Attempt(
-            board=core.board,
-            outbox=core.outbox,
-            quotas=core.quotas,
-            payloads=core.payloads,
-            wakeups=Wakeups(core.redis, role="worker"),
-            backend=backend,
-            deployments=core.deployments,
-            tenants=core.tenants,
-            retries=settings.retry_rule(),
-            lease_s=settings.lease_s,
-            most_deliveries=settings.max_deliveries,
-        ),
+        attempt=attempt(core, backend),
         deployments=core.deployments,
         bounds=Bounds(
             look_ahead=settings.look_ahead,
@@ -222,6 +211,26 @@ def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistr
         ),
         meters=WorkerMeters(registry),
         epoch=core.epoch,
+    )
+
+
+def attempt(core: Core, backend: "Backend") -> "Attempt":
+    """What runs one delivery of a job."""
+    from consumers.attempt import Attempt
+
+    settings = core.settings.worker
+    return Attempt(
+        board=core.board,
+        outbox=core.outbox,
+        quotas=core.quotas,
+        payloads=core.payloads,
+        wakeups=Wakeups(core.redis, role="worker"),
+        backend=backend,
+        deployments=core.deployments,
+        tenants=core.tenants,
+        retries=settings.retry_rule(),
+        lease_s=settings.lease_s,
+        most_deliveries=settings.max_deliveries,
     )
 
 
@@ -257,6 +266,13 @@ def sweeper(core: Core) -> "Sweeper":
         every_s=core.settings.sweeper.interval_s,
         unpublished_s=3 * core.settings.http.accept_wait_s,
     )
+
+
+def collector(core: Core, backend: "Backend", name: str) -> "Collector":
+    """Concludes what a backend works on while nobody waits."""
+    from consumers.collector import Collector
+
+    return Collector(core.log, attempt(core, backend), name, tuple(core.tenants))
 
 
 def retriers(core: Core) -> "list[Retrier]":

@@ -68,10 +68,11 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyHolder:
-    """Whose key it is; `id` stands for the key in logs and records."""
+    """Whose key it is; `id` stands for the key in logs and records, `name` says which limits are its own."""
 
     tenant: str
     id: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class ApiKeys:
         key = await self._look_up(digest)
         if key is None or key.revoked or not hmac.compare_digest(key.sha256, digest):
             return None
-        return KeyHolder(key.tenant, key.id)
+        return KeyHolder(key.tenant, key.id, key.name)
 
     async def follow(self) -> None:
         """Hear of changes until cancelled; connects again after a second when the connection is lost."""

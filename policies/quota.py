@@ -68,12 +68,22 @@ class Scope:
         return usage.input + usage.cache_write + cached + ceil(usage.output * self.output_burndown)
 
 
+def tenant_slot(tenant: str) -> str:
+    """The hash tag of everything that is a tenant's."""
+    return f"{{t:{tenant}}}"
+
+
+def deployment_slot(deployment: str) -> str:
+    """The hash tag of a deployment's limits."""
+    return f"{{b:{deployment}}}"
+
+
 def tenant_scope(tenant: Tenant, *, deployment: str = "", key: str = "") -> Scope:
     """A tenant's limits, those that it has at this deployment, and those of its API key of that name.
 
     Raises ValueError for a limit that is not more than 0 (a budget may be 0).
     """
-    slot = f"{{t:{tenant.name}}}"
+    slot = tenant_slot(tenant.name)
     parts = [_part(f"{slot}:quota", Kind.TENANT, f"tenant {tenant.name}", tenant.limits)]
     at, of = tenant.model_limits.get(deployment), tenant.key_limits.get(key)
     if at is not None:
@@ -86,7 +96,7 @@ def tenant_scope(tenant: Tenant, *, deployment: str = "", key: str = "") -> Scop
 
 def deployment_scope(deployment: Deployment) -> Scope:
     """A deployment's limits. Raises ValueError for a limit that is not more than 0 (a budget may be 0)."""
-    slot, limits = f"{{b:{deployment.name}}}", deployment.limits
+    slot, limits = deployment_slot(deployment.name), deployment.limits
     part = _part(f"{slot}:quota", Kind.DEPLOYMENT, f"deployment {deployment.name}", limits)
     if not limits.output_burndown > 0:
         raise ValueError("output_burndown must be more than 0")
@@ -249,7 +259,12 @@ class Quotas:
 
     async def refund(self, scope: Scope, rid: str) -> None:
         """Give everything back, the request as well: the call was not made."""
-        await self._close(*_closing(scope, rid, requests=0, tokens=0, nano=0))
+        if scope.parts:
+            await self.release(scope.slot, rid)
+
+    async def release(self, slot: str, rid: str) -> None:
+        """The same, whatever the limits are there."""
+        await self._close([_held(slot, rid)], [rid, 0, 0, 0])
 
     async def renew(self, scope: Scope, rid: str, *, hold_s: float) -> None:
         """Keep the places among the concurrent ones for another `hold_s`."""
@@ -263,7 +278,10 @@ class Quotas:
 
         Without limits there are no keys, with which `quota_settle` does nothing.
         """
-        return _closing(scope, rid, requests=1, tokens=max(0, tokens), nano="" if usd is None else _nanodollars(usd))
+        if not scope.parts:
+            return [], []
+        nano = "" if usd is None else _nanodollars(usd)
+        return [_held(scope.slot, rid)], [rid, 1, max(0, tokens), nano]
 
     async def _close(self, keys: list[str], args: list[Value]) -> None:
         if keys:
@@ -307,16 +325,11 @@ def _limit(per_minute: float | None, burst_s: float, *, at_least: float) -> Limi
 
 
 def _keys(scope: Scope, rid: str) -> list[str]:
-    return [f"{scope.slot}:quota:held:{rid}", *(part.key for part in scope.parts)]
+    return [_held(scope.slot, rid), *(part.key for part in scope.parts)]
 
 
-def _closing(scope: Scope, rid: str, *, requests: int, tokens: int, nano: int | str) -> tuple[list[str], list[Value]]:
-    if not scope.parts:
-        return [], []
-    args: list[Value] = [rid, requests, tokens, nano]
-    for part in scope.parts:
-        args += [*_bucket(part.requests), *_bucket(part.tokens)]
-    return _keys(scope, rid), args
+def _held(slot: str, rid: str) -> str:
+    return f"{slot}:quota:held:{rid}"
 
 
 def _bucket(limit: Limit | None) -> tuple[Value, Value]:

@@ -131,21 +131,22 @@ local function quota_judge(key, p, rid, held, idle, tokens, nano, now)
   return v
 end
 
--- Take from a part what it granted; what that was is kept with the reservation.
+-- Take from a part what it granted. What that was is kept with the reservation, and all that a settle must know.
 local function quota_take(held_key, key, p, v, rid, hold_ms, tokens, nano, now)
-  local taken = {'-', '-', '-', '0', '-', '0'}
+  local taken = {'-', '-', '-', '-', '-', '-', '-', '0', '-', '0'}
   if p.concurrency then quota_lease(key .. ':leases', rid, hold_ms, now) end
   for i, b in pairs(v.buckets) do
     quota_keep(key .. QUOTA_BUCKETS[i], b.left, b.at, b.rate, b.burst, now)
-    taken[i] = string.format('%.17g', b.level - b.left)
+    taken[3 * i - 2] = string.format('%.17g', b.level - b.left)
+    taken[3 * i - 1], taken[3 * i] = string.format('%.17g', b.rate), string.format('%.17g', b.burst)
   end
   if p.day then
     quota_day(key .. ':day', v.today, tokens)
-    taken[3], taken[4] = v.today, string.format('%.0f', tokens)
+    taken[7], taken[8] = v.today, string.format('%.0f', tokens)
   end
   if v.month then
     quota_budget(key .. ':usd', v.month, nano)
-    taken[5], taken[6] = v.month, string.format('%.0f', nano)
+    taken[9], taken[10] = v.month, string.format('%.0f', nano)
   end
   redis.call('HSET', held_key, key, table.concat(taken, ' '))
 end
@@ -209,29 +210,28 @@ local function quota_reserve(keys, argv, now)
   return {duplicate and 'duplicate' or 'granted', 0, '', 0, shadows, rooms}
 end
 
--- argv: rid, requests used, tokens used, nano-dollars used ('': what was reserved), then of each part rate and burst of
---   each bucket. Returns 1, or 0 when there is nothing (left) to settle. No keys: no limits.
+-- argv: rid, requests used, tokens used, nano-dollars used ('': what was reserved)
+-- Returns 1, or 0 when there is nothing (left) to settle. No keys: no limits.
 local function quota_settle(keys, argv, now)
   if #keys == 0 then return 0 end
   local used, nano = {tonumber(argv[2]), tonumber(argv[3])}, tonumber(argv[4])
-  local held = redis.call('HMGET', unpack(keys))
-  for n = 2, #keys do
-    local key, a = keys[n], 5 + 4 * (n - 2)
-    redis.call('ZREM', key .. ':leases', argv[1])
-    if held[n - 1] then
-      local taken = {}
-      for word in string.gmatch(held[n - 1], '%S+') do taken[#taken + 1] = word end
+  local held = redis.call('HGETALL', keys[1])
+  for n = 1, #held, 2 do
+    local key, taken = held[n], {}
+    for word in string.gmatch(held[n + 1], '%S+') do taken[#taken + 1] = word end
+    if #taken == 10 then
+      redis.call('ZREM', key .. ':leases', argv[1])
       for i = 1, 2 do
-        local was, rate, burst = tonumber(taken[i]), tonumber(argv[a + 2 * i - 2]), tonumber(argv[a + 2 * i - 1])
-        if rate and (was or 0) ~= used[i] then
+        local was, rate, burst = tonumber(taken[3 * i - 2]), tonumber(taken[3 * i - 1]), tonumber(taken[3 * i])
+        if was and was ~= used[i] then
           local level, at = quota_level(key .. QUOTA_BUCKETS[i], rate, burst, now)
-          level = math.max(-burst, math.min(burst, level + (was or 0) - used[i]))
+          level = math.max(-burst, math.min(burst, level + was - used[i]))
           quota_keep(key .. QUOTA_BUCKETS[i], level, at, rate, burst, now)
         end
       end
-      if taken[3] ~= '-' and tonumber(taken[4]) ~= used[2] then quota_day(key .. ':day', taken[3], used[2] - taken[4]) end
-      if taken[5] ~= '-' and nano and nano ~= tonumber(taken[6]) then
-        quota_budget(key .. ':usd', taken[5], nano - taken[6])
+      if taken[7] ~= '-' and tonumber(taken[8]) ~= used[2] then quota_day(key .. ':day', taken[7], used[2] - taken[8]) end
+      if taken[9] ~= '-' and nano and nano ~= tonumber(taken[10]) then
+        quota_budget(key .. ':usd', taken[9], nano - taken[10])
       end
     end
   end

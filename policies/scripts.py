@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from hashlib import sha1
 from importlib.resources import files
 from math import inf
+from typing import cast
 
 from hiredis import pack_command
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     ClusterDownError,
+    ConnectionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -72,6 +74,7 @@ class Scripts:
         self._wait_ms = wait_ms
         self._waiting: deque[_Call] = deque()
         self._flusher: asyncio.Task[None] | None = None
+        self._connection: AbstractConnection | None = None
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value], *, durable: bool = False) -> object:
         """What the script returns, strings as bytes. Raises `BoardUnavailableError`."""
@@ -142,26 +145,31 @@ class Scripts:
     async def _exchange(self, commands: Sequence[bytes]) -> list[object]:
         """Send all, then read an answer for each; errors of Redis are answers.
 
-        A pipeline of the client does the same, but packs in Python and sets a timer for each answer: together that
-        takes longer than the scripts do (docs/decisions).
+        A pipeline of the client does the same, but packs in Python, sets a timer for each answer and takes its
+        connection from the pool each time: together that takes longer than the scripts do (docs/decisions).
         """
-        pool = self.redis.connection_pool
-        connection = await pool.get_connection()
+        if self._connection is None:
+            self._connection = await self.redis.connection_pool.get_connection()  # type: ignore[no-untyped-call]
         try:
-            async with asyncio.timeout(connection.socket_timeout):  # a connection that is cut short closes itself
-                await connection.send_packed_command(b"".join(commands))
-                return [await _answer(connection) for _ in commands]
-        finally:
-            await pool.release(connection)
+            return await _sent(self._connection, commands)
+        except ConnectionError:  # closed meanwhile; it connects again by itself, and every script may run twice
+            return await _sent(self._connection, commands)
+
+
+async def _sent(connection: AbstractConnection, commands: Sequence[bytes]) -> list[object]:
+    async with asyncio.timeout(connection.socket_timeout):  # cut short it closes, so that no answer is left in it
+        await connection.send_packed_command(b"".join(commands))
+        return [await _answer(connection) for _ in commands]
 
 
 def _packed(*words: Value) -> bytes:
-    return pack_command(tuple(word.encode() if isinstance(word, str) else word for word in words))
+    plain = tuple(word.encode() if isinstance(word, str) else word for word in words)
+    return cast(bytes, pack_command(plain))  # type: ignore[arg-type]  # its stub takes one word only
 
 
 async def _answer(connection: AbstractConnection) -> object:
     try:
-        return await connection.read_response(timeout=inf)  # type: ignore[no-untyped-call]
+        return await connection.read_response(timeout=inf)
     except ResponseError as error:
         return error
 

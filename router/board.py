@@ -167,6 +167,17 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class Submission:
+    """A job that a backend has: its name there, the attempt that submitted it, and how long it may still take."""
+
+    job_id: str
+    reference: str
+    attempt: int
+    seconds_left: float
+    is_cancelled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Swept:
     """What a sweeper is to do: ids never confirmed, ids past their deadline, paths that nobody needs any more."""
 
@@ -214,6 +225,8 @@ class Board:
         self._renew = _script("renew")
         self._release = _script("release")
         self._close = _settling_script("close")
+        self._submit = _script("submit")
+        self._collect = _script("collect")
         self._finish = _settling_script("finish")
         self._end = _script("end")
         self._view = _script("view")
@@ -350,6 +363,19 @@ class Board:
         )
         at, text = cast("list[bytes]", answer)
         return OutboxEntry(f"{job.id}:{attempted.attempt}", int(at) / 1000, text.decode())
+
+    async def submit(self, job: Job, owner: str, reference: str, *, check_in_s: float) -> bool:
+        """The backend has taken the job, which is known from now on as `job`. False when it is another's."""
+        arguments: list[Value] = [owner, reference, int(check_in_s * 1000), _about(job)]
+        return bool(await self._run(self._submit, job.tenant, job.id, *arguments, durable=True))
+
+    async def collect(self, tenant: str, owner: str, *, lease_s: float, most: int) -> list[Submission]:
+        """Submitted jobs that are to be looked at, each leased to `owner`: finish it, submit it again or release it."""
+        rows = cast("list[list[bytes]]", await self._run(self._collect, tenant, "", owner, int(lease_s * 1000), most))
+        return [
+            Submission(i.decode(), reference.decode(), int(attempt), int(left) / 1000, cancel == b"1")
+            for i, reference, attempt, left, cancel in rows
+        ]
 
     async def finish(self, job: Job, owner: str, conclusion: Conclusion) -> float | None:
         """Conclude the job, once, and say when. None when another ended or owns it: nothing was written."""
@@ -534,9 +560,12 @@ def _name(job: Job) -> str:
     return f"{job.tenant} {job.id}"
 
 
+def _about(job: Job) -> str:
+    return json.dumps(envelope.to_headers(job), ensure_ascii=False, separators=(",", ":"))
+
+
 def _fields(job: Job) -> list[Value]:
-    about = json.dumps(envelope.to_headers(job), ensure_ascii=False, separators=(",", ":"))
-    return ["about", about, "result_ttl", int(job.result_ttl_s * 1000)]
+    return ["about", _about(job), "result_ttl", int(job.result_ttl_s * 1000)]
 
 
 def _charge(job: Job, attempted: Attempted, *, concluded: bool) -> list[Value]:

@@ -3,7 +3,7 @@
 -- Returns {verdict, ...}: run|cancelled|expired attempts open-attempt ms-left; busy ms; finished state attempts; missing.
 local job, id, owner, lease_ms = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local now = now_ms()
-local h = redis.call('HMGET', job, 'state', 'owner', 'lease', 'cancel', 'expires', 'attempts', 'open', 'not_before')
+local h = redis.call('HMGET', job, 'state', 'owner', 'lease', 'cancel', 'expires', 'attempts', 'open', 'not_before', 'submitted')
 local state = h[1]
 if not state then
   if #ARGV == 4 then return {'missing'} end
@@ -19,6 +19,8 @@ if not state then
   state = 'queued'
 end
 if TERMINAL[state] then return {'finished', state, h[6] or '0'} end
+-- The backend has it: a collector concludes it, and this record is not needed any more.
+if h[9] then return {'finished', state, h[6] or '0'} end
 -- Postponed: a copy of the record waits on a retry topic, or its worker died while it was parked.
 if h[8] and not h[4] and now < math.min(tonumber(h[8]), tonumber(h[5])) then
   return {'busy', whole(math.min(tonumber(h[8]), tonumber(h[5])) - now)}

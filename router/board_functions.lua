@@ -82,7 +82,8 @@ end
 -- Make a state final: nothing waits for this job any more, and its event waits in the outbox.
 local function conclude(job, id, name, state, event, keep_ms, result_ttl_ms, now)
   redis.call('HSET', job, 'state', state, 'finished', whole(now), 'gone', whole(now + result_ttl_ms))
-  redis.call('HDEL', job, 'owner', 'lease', 'cancel', 'open', 'counted')
+  redis.call('HDEL', job, 'owner', 'lease', 'cancel', 'open', 'counted', 'submitted')
+  redis.call('ZREM', P .. 'submitted', id)
   redis.call('ZREM', P .. 'running', id)
   redis.call('ZREM', P .. 'unpublished', id)
   uncount(job, id)

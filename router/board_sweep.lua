@@ -17,15 +17,15 @@ for _ = 1, tonumber(ARGV[4]) do
   if h[1] and not (h[2] and tonumber(h[2]) <= now) then break end
   redis.call('ZREM', P .. 'jobs', id)
 end
--- Those that somebody runs, or whose owner died in a call a moment ago, are not for the sweeper (who gets the record is
+-- Those that somebody runs, that a collector looks after, or whose owner died in a call a moment ago, are not for the sweeper (who gets the record is
 -- to charge that call), and must not be in the way of the others.
 local overdue = {}
 local due = redis.call('ZRANGEBYSCORE', P .. 'unfinished', '-inf', whole(now), 'LIMIT', 0, 5 * tonumber(ARGV[4]))
 for _, id in ipairs(due) do
-  local h = redis.call('HMGET', P .. 'job:' .. id, 'state', 'lease', 'open')
+  local h = redis.call('HMGET', P .. 'job:' .. id, 'state', 'lease', 'open', 'submitted')
   if not h[1] then
     redis.call('ZREM', P .. 'unfinished', id) -- the board lost it; its record makes it anew
-  elseif #overdue < tonumber(ARGV[4]) and tonumber(h[2] or 0) + (h[3] and ABANDONED_MS or 0) <= now then
+  elseif not h[4] and #overdue < tonumber(ARGV[4]) and tonumber(h[2] or 0) + (h[3] and ABANDONED_MS or 0) <= now then
     overdue[#overdue + 1] = id
   end
 end

@@ -107,6 +107,12 @@ def to_headers(job: Job) -> dict[str, str]:
         headers["payload"] = payload_text(job.payload)
     if job.max_usd is not None:
         headers["max-usd"] = str(job.max_usd)
+    if job.key_id:
+        headers["key"] = job.key_id
+    if job.limited_key:
+        headers["limited-key"] = job.limited_key
+    if job.is_reserved:
+        headers["reserved"] = "1"
     return headers
 
 
@@ -145,6 +151,9 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
         reruns_allowed=headers["reruns"] == "allow",
         max_usd=_dollars(headers["max-usd"]) if "max-usd" in headers else None,
         queue=Queue(headers.get("queue", Queue.MAIN)),
+        key_id=headers.get("key", ""),
+        limited_key=headers.get("limited-key", ""),
+        is_reserved=headers.get("reserved") == "1",
     )
 
 

@@ -90,6 +90,8 @@ class Job:
 
     `body` is the client's, byte for byte; it is empty while it lies at `payload`.
     `expires_at` is the deadline to start and finish; the result is kept `result_ttl_s` after that.
+    `key_id` is the API key that brought it, `limited_key` that key's name where it has limits of its own. When
+    `is_reserved`, its first attempt has its quota from the door.
     """
 
     id: str
@@ -110,6 +112,9 @@ class Job:
     reruns_allowed: bool = True
     max_usd: Decimal | None = None
     queue: Queue = Queue.MAIN
+    key_id: str = ""
+    limited_key: str = ""
+    is_reserved: bool = False
 
     @property
     def band(self) -> str:

@@ -5,17 +5,22 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from policies.deployments import Deployment
-from policies.quota import Quotas, deployment_scope
-from router import topics
+from policies.pricing import Meter, Usage
+from policies.quota import Quotas, deployment_scope, deployment_slot, tenant_slot
+from router import ledger, topics
 from router.board import Board, OutboxEntry
 from router.log import Log, Record
 
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """Publishes what finished jobs left behind, and settles the quota of their deployment."""
+    """Publishes what finished jobs left behind, and settles the quota of their deployment.
+
+    What the door had reserved for a job that ended without any attempt is given back.
+    """
 
     board: Board
     log: Log
@@ -39,6 +44,7 @@ class Outbox:
         record = Record(entry.text.encode(), headers)
         if entry.is_event:
             await self.log.append(topics.EVENTS, record)
+            await self._give_back(json.loads(entry.text))
             return
         await self.log.append(topics.CHARGES, record)
         attempt = json.loads(entry.text)
@@ -46,7 +52,22 @@ class Outbox:
         if deployment is not None:
             usd = None if attempt["usd"] is None else Decimal(attempt["usd"])
             rid = reservation_id(attempt["job"], attempt["attempt"])
-            await self.quotas.settle(deployment_scope(deployment), rid, tokens=attempt["tokens"], usd=usd)
+            scope = deployment_scope(deployment)
+            await self.quotas.settle(scope, rid, tokens=scope.counted(_used(entry.text)), usd=usd)
+
+    async def _give_back(self, event: Mapping[str, Any]) -> None:
+        job, _, attempts = event["id"].removeprefix("evt_").rpartition(".")
+        if attempts != "0":
+            return
+        for slot in (tenant_slot(event["tenant"]), deployment_slot(event["deployment"])):
+            await self.quotas.release(slot, reservation_id(job, 1))
+
+
+def _used(text: str) -> Usage:
+    """What the lines of an attempt add up to."""
+    quantities = {line.meter: line.quantity for line in ledger.lines_of(text)}
+    input, cache_read, cache_write, output = (quantities.get(meter, 0) for meter in Meter)
+    return Usage(input, cache_read, cache_write, output)
 
 
 def reservation_id(job_id: str, attempt: int) -> str:

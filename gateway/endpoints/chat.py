@@ -112,6 +112,7 @@ class Chat:
             )
         route = accepted.view.job.route
         services.metrics.jobs.labels(route.lane, accepted.view.job.job_class).inc()
+        services.metrics.shadowed(accepted.shadows)
         return _Taken.of(accepted, chat)
 
     async def _wait(self, request: Request, taken: _Taken) -> JobView:

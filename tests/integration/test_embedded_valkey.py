@@ -51,6 +51,16 @@ def a_parent(folder: Path) -> Iterator[tuple["subprocess.Popen[str]", int]]:
             parent.kill()
 
 
+@contextmanager
+def another_program() -> Iterator["subprocess.Popen[bytes]"]:
+    """One whose command line speaks of Valkey."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # valkey"]) as program:
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -127,14 +137,13 @@ async def test_a_stale_pid_file_is_ignored(tmp_path: Path, text: str) -> None:
 
 
 async def test_a_pid_that_was_given_to_another_program_is_ignored_and_that_program_left_alone(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # valkey"]) as other:
+    with another_program() as other:
         (tmp_path / "valkey.pid").write_text(f"{other.pid}\n")
 
         async with valkey.running(tmp_path) as server:
             taken_over = server.taken_over
 
         still_runs = other.poll() is None
-        other.kill()
     assert not taken_over
     assert still_runs
 

@@ -19,7 +19,7 @@ from policies.deployments import Deployment, Limits
 from policies.quota import deployment_scope
 from policies.tenants import Tenant
 from router import envelope, topics
-from router.job import Job, JobClass, JobState
+from router.job import Estimate, Job, JobClass, JobState
 from router.log import Delivery, LogUnavailableError, Record, Subscription
 from router.log_streams import StreamsLog
 from router.wakeups import Wakeups
@@ -87,8 +87,8 @@ async def working(*workers: Worker) -> AsyncGenerator[None]:
                 await asyncio.gather(*running)
 
 
-async def nothing_is_open(bench: Bench, topic: str = LANE) -> bool:
-    return await bench.log.backlog(topic, group=GROUP) == 0
+async def nothing_is_open(bench: Bench, *lanes: str) -> bool:
+    return not any([await bench.log.backlog(topic, group=GROUP) for topic in lanes or (LANE,)])
 
 
 async def test_everything_that_is_appended_is_concluded_once_and_done(bench: Bench) -> None:
@@ -105,8 +105,7 @@ async def test_everything_that_is_appended_is_concluded_once_and_done(bench: Ben
 
     async with working(bench.worker(counting), bench.worker(counting)):
         views = await bench.ended(*jobs, within=30)
-        for kind in JobClass:
-            await until(lambda kind=kind: nothing_is_open(bench, f"jobs.echo.text.light.{kind}"))
+        await until(lambda: nothing_is_open(bench, *(f"jobs.echo.text.light.{kind}" for kind in JobClass)))
 
     assert {view.state for view in views} == {JobState.COMPLETED}
     assert counting.calls == {job.id: 1 for job in jobs}
@@ -199,7 +198,6 @@ async def test_a_worker_holds_no_more_bytes_than_it_may(bench: Bench) -> None:
         most = max(most, worker._held_bytes)
         return len(await bench.redis.xrange(f"log:{topics.EVENTS}") or ()) == len(jobs)
 
-    await bench.ended()
     async with working(worker):
         await until(all_over, within=30)
 
@@ -383,9 +381,7 @@ async def test_whoever_waits_for_a_job_is_woken_when_it_is_over(bench: Bench) ->
         await until(lambda: _listens(bench, wakeups))
         job = a_job()
         with wakeups.on(f"acme {job.id}", woken.set):
-            await bench.board.accept(
-                job, deadline_s=60, idempotency=None, most_unfinished=10, channel=wakeups.channel
-            )
+            await bench.board.accept(job, deadline_s=60, idempotency=None, most_unfinished=10, channel=wakeups.channel)
             await bench.log.append(job.topic, envelope.to_record(job))
             async with asyncio.timeout(10):
                 while (await bench.state(job)) is not JobState.COMPLETED:
@@ -400,12 +396,11 @@ async def _listens(bench: Bench, wakeups: Wakeups) -> bool:
 
 
 async def test_a_worker_with_nothing_to_do_asks_little(own_valkey: str, tmp_path: Path) -> None:
-    async with impatient_client(own_valkey) as redis, a_bench(redis, tmp_path) as bench:
-        async with working(bench.worker()):
-            [_] = await bench.ended(await bench.queued())
-            before = (await redis.info("stats"))["total_commands_processed"]
-            await asyncio.sleep(2.0)
-            asked = (await redis.info("stats"))["total_commands_processed"] - before
+    async with impatient_client(own_valkey) as redis, a_bench(redis, tmp_path) as bench, working(bench.worker()):
+        [_] = await bench.ended(await bench.queued())
+        before = (await redis.info("stats"))["total_commands_processed"]
+        await asyncio.sleep(2.0)
+        asked = (await redis.info("stats"))["total_commands_processed"] - before
 
     assert asked < 200  # a hundred a second
 
@@ -425,7 +420,7 @@ async def test_a_job_whose_quota_is_far_away_waits_on_a_retry_topic(bench: Bench
     scope = deployment_scope(bench.deployments["scarce"])
     for rid in ("one", "two"):  # the second one takes the bucket into its debt
         await bench.quotas.reserve(scope, rid, tokens=60, usd=None, hold_s=60, ttl_s=60)
-    job = await bench.queued(deployment="scarce", estimate=a_job().estimate.__class__(40, 20))
+    job = await bench.queued(deployment="scarce", estimate=Estimate(40, 20))
 
     async with working(bench.worker()):
         await until(lambda: nothing_is_open(bench))

@@ -56,6 +56,9 @@ JOB = Job(
     metadata={"a": "b"},
     traceparent="00-0-0-00",
     max_usd=Decimal(1),
+    key_id="0123456789abcdef",
+    limited_key="ci",
+    is_reserved=True,
 )
 
 

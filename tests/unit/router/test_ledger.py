@@ -53,7 +53,8 @@ def test_an_unknown_price_is_null_and_never_nothing() -> None:
     row = attempt(a_job(), Usage(input=5), price=None)
 
     assert row["usd"] is None
-    assert [(line["usd"], line["usd_per_million"], line["price_source"]) for line in row["lines"]] == [(None, None, None)]
+    [line] = row["lines"]
+    assert (line["quantity"], line["usd"], line["usd_per_million"], line["price_source"]) == (5, None, None, None)
 
 
 def test_an_attempt_that_used_nothing_cost_nothing() -> None:

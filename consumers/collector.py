@@ -1,0 +1,85 @@
+"""Concludes jobs that a backend works on while nobody waits."""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import structlog
+from ulid import ULID
+
+from consumers.attempt import Attempt
+from consumers.outcome import Dead, Later, Left
+from consumers.tally import Tally
+from policies.scripts import BoardUnavailableError
+from router import envelope, topics
+from router.board import Submission
+from router.job import Job
+from router.log import Log, Record
+
+log = structlog.get_logger(__name__)
+
+AT_ONCE = 50
+
+
+@dataclass(slots=True)
+class Collector:
+    """Goes round the tenants' submitted jobs. Any number may run: each job that one looks at is leased to it."""
+
+    log: Log
+    attempt: Attempt
+    backend: str
+    tenants: Collection[str]
+    every_s: float = 0.5
+    clock: Callable[[], float] = time.monotonic
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Collect until `stop`."""
+        async with asyncio.TaskGroup() as beside:
+            keepers = [beside.create_task(each) for each in (self.attempt.keep_leases(), self.attempt.heed())]
+            keepers.append(beside.create_task(self.attempt.wakeups.follow()))
+            while not stop.is_set():
+                try:
+                    await self.round()
+                except BoardUnavailableError as error:
+                    log.warning("collecting_put_off", error=type(error).__name__)
+                try:
+                    async with asyncio.timeout(self.every_s):
+                        await stop.wait()
+                except TimeoutError:
+                    continue
+            for keeper in keepers:
+                keeper.cancel()
+
+    async def round(self) -> None:
+        """Look once at all that are due."""
+        for tenant in self.tenants:
+            owner = f"{self.attempt.wakeups.channel}|collector|{ULID()}"
+            due = await self.attempt.board.collect(tenant, owner, lease_s=self.attempt.lease_s, most=AT_ONCE)
+            async with asyncio.TaskGroup() as tasks:
+                for submission in due:
+                    tasks.create_task(self._one(tenant, owner, submission))
+
+    async def _one(self, tenant: str, owner: str, submission: Submission) -> None:
+        view = await self.attempt.board.view(tenant, submission.job_id)
+        if view is None or view.job.route.backend != self.backend:
+            return
+        job = view.job
+        tally = Tally(f"mb_{ULID()}", job.route.deployment, job.route.lane, started=self.clock())
+        outcome = await self.attempt.collect(job, owner, submission, tally)
+        match outcome:
+            case Later(seconds, reason, due_at):
+                await self.attempt.until_it_works(lambda: self._put_back(job, seconds, reason, due_at))
+            case Dead() | Left():
+                log.error("collected_job_given_up", job=job.id, outcome=type(outcome).__name__)
+        if tally.attempts:
+            record = Record(tally.text(self.clock()).encode(), {"version": "1", "id": tally.id})
+            await self.attempt.until_it_works(lambda: self.log.append(topics.CHARGES, record))
+
+    async def _put_back(self, job: Job, seconds: float, reason: str, due_at: float | None) -> None:
+        """The record went when the backend took the job; the next attempt needs one."""
+        record = envelope.to_record(job)
+        if due_at is None:
+            due_at = await self.attempt.board.now() + seconds
+        postponed = envelope.postponed(record, job.topic, due_at=due_at, reason=reason)
+        await self.log.append(topics.retry_topic(seconds), postponed)

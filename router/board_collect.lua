@@ -1,0 +1,16 @@
+-- Take up to so many submitted jobs that are to be looked at, each with a lease. ARGV: prefix, '', owner, lease ms, most
+-- Returns {{id, reference, attempt, ms left, cancel requested}, ...}
+local now, lease = now_ms(), tonumber(ARGV[4])
+local taken = {}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'submitted', '-inf', whole(now), 'LIMIT', 0, ARGV[5])) do
+  local job = P .. 'job:' .. id
+  local h = redis.call('HMGET', job, 'state', 'submitted', 'open', 'expires', 'cancel')
+  if h[1] ~= 'running' or not h[2] or not h[3] then
+    redis.call('ZREM', P .. 'submitted', id)
+  else
+    redis.call('ZADD', P .. 'submitted', whole(now + lease), id) -- a collector that dies leaves it to the next
+    redis.call('HSET', job, 'owner', ARGV[3], 'lease', whole(now + lease))
+    taken[#taken + 1] = {id, h[2], h[3], whole(tonumber(h[4]) - now), h[5] and '1' or '0'}
+  end
+end
+return taken

@@ -1,0 +1,189 @@
+"""Jobs that a backend takes and works on while nobody waits, on a real Valkey."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from consumers.backend import Answer, BackendError, OnChunk, Pending, SoFar, Submitted
+from consumers.collector import Collector
+from consumers.retrier import Retrier
+from policies.deployments import Deployment
+from policies.pricing import Usage
+from policies.retries import Failure
+from router import envelope, topics
+from router.job import Job, JobState
+from tests.builders import Bench, a_bench, until
+
+
+@dataclass
+class TakingBackend:
+    """A backend for these tests: it takes jobs and answers once it is told to; it counts what it is asked."""
+
+    verdicts: dict[str, Answer | BackendError] = field(default_factory=dict)
+    submitted: list[str] = field(default_factory=list)
+    abandoned: list[str] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    is_away: bool = False
+
+    async def call(
+        self, job: Job, deployment: Deployment, *, attempt: int, on_chunk: OnChunk | None, so_far: SoFar
+    ) -> Answer | Submitted:
+        """Take it."""
+        reference = f"{job.id}.{attempt}"
+        self.submitted.append(reference)
+        self.bodies.append(job.body)
+        return Submitted(reference, 0.01)
+
+    async def collect(self, job: Job, deployment: Deployment, reference: str, *, attempt: int) -> Answer | Pending:
+        """What it was told."""
+        if self.is_away:
+            raise BackendError(Failure.UNAVAILABLE, "away")
+        verdict = self.verdicts.get(reference)
+        if isinstance(verdict, BackendError):
+            raise verdict
+        return verdict or Pending(0.01)
+
+    async def abandon(self, job: Job, deployment: Deployment, reference: str) -> None:
+        """End it."""
+        self.abandoned.append(reference)
+
+    async def ping(self, deployment: Deployment) -> str | None:
+        """All is well."""
+        return None
+
+
+DONE = Answer(b'{"object":"chat.completion"}', Usage(input=3, output=5))
+
+
+@pytest.fixture
+async def bench(redis: "Redis", tmp_path: Path) -> AsyncIterator[Bench]:
+    async with a_bench(redis, tmp_path) as bench:
+        yield bench
+
+
+@asynccontextmanager
+async def running(bench: Bench, backend: TakingBackend, *, collectors: int = 1) -> AsyncGenerator[None]:
+    """A worker, the retriers and so many collectors."""
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(bench.worker(backend).run(stop))
+        for topic in topics.RETRIES:
+            tasks.create_task(Retrier(bench.log, bench.board, topic).run(stop))
+        for _ in range(collectors):
+            collector = Collector(bench.log, bench.attempt(backend), "echo", tuple(bench.tenants), every_s=0.02)
+            tasks.create_task(collector.run(stop))
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+async def taken(bench: Bench, backend: TakingBackend, count: int = 1) -> None:
+    await until(lambda: _has(backend, count))
+
+
+async def _has(backend: TakingBackend, count: int) -> bool:
+    return len(backend.submitted) >= count
+
+
+async def test_a_submitted_job_holds_no_slot_and_no_record_and_is_concluded_by_a_collector(bench: Bench) -> None:
+    backend = TakingBackend()
+    job = await bench.queued()
+    async with running(bench, backend, collectors=2):
+        await taken(bench, backend)
+        await until(lambda: _is_done(bench, job))
+        state = await bench.state(job)
+        backend.verdicts[f"{job.id}.1"] = DONE
+        [view] = await bench.ended(job)
+
+    assert state is JobState.RUNNING
+    assert (view.state, view.result, view.attempts) == (JobState.COMPLETED, DONE.body, 1)
+    assert [row["tokens"] for row in await bench.charges()] == [8]
+    assert await bench.events() == {f"job_{job.id}": "job.completed"}
+
+
+async def test_a_record_that_comes_again_after_the_hand_off_submits_nothing(bench: Bench) -> None:
+    backend = TakingBackend()
+    job = await bench.queued()
+    async with running(bench, backend):
+        await taken(bench, backend)
+        await until(lambda: _is_done(bench, job))
+        await bench.log.append(job.topic, envelope.to_record(job))
+        await until(lambda: _is_done(bench, job))
+        backend.verdicts[f"{job.id}.1"] = DONE
+        await bench.ended(job)
+
+    assert backend.submitted == [f"{job.id}.1"]
+
+
+async def test_a_cancelled_one_is_abandoned_at_the_backend_within_a_second(bench: Bench) -> None:
+    backend = TakingBackend()
+    job = await bench.queued()
+    async with running(bench, backend):
+        await taken(bench, backend)
+        await until(lambda: _is_done(bench, job))
+        await bench.board.cancel(job.tenant, job.id, "{}")
+        [view] = await bench.ended(job)
+
+    assert view.state is JobState.CANCELLED
+    assert backend.abandoned == [f"{job.id}.1"]
+
+
+async def test_one_past_its_deadline_expires(bench: Bench) -> None:
+    backend = TakingBackend()
+    job = await bench.queued(deadline_s=0.5)
+    async with running(bench, backend):
+        [view] = await bench.ended(job)
+
+    assert view.state is JobState.EXPIRED
+
+
+async def test_a_failed_one_is_submitted_again_from_its_kept_body(bench: Bench) -> None:
+    backend = TakingBackend()
+    job = await bench.queued("the body is kept")
+    backend.verdicts |= {f"{job.id}.1": BackendError(Failure.BACKEND_ERROR, "it broke"), f"{job.id}.2": DONE}
+    async with running(bench, backend):
+        [view] = await bench.ended(job)
+
+    assert (view.state, view.attempts) == (JobState.COMPLETED, 2)
+    assert backend.bodies == [job.body, job.body]
+
+
+async def test_a_backend_that_cannot_be_asked_keeps_the_job(bench: Bench) -> None:
+    bench.lease_s = 1.0
+    backend = TakingBackend(is_away=True)
+    job = await bench.queued()
+    async with running(bench, backend):
+        await taken(bench, backend)
+        backend.verdicts[f"{job.id}.1"] = DONE
+        backend.is_away = False
+        [view] = await bench.ended(job)
+
+    assert (view.state, view.attempts) == (JobState.COMPLETED, 1)
+
+
+async def test_a_collector_that_died_leaves_its_jobs_to_the_next(bench: Bench) -> None:
+    backend = TakingBackend()
+    job = await bench.queued()
+    async with running(bench, backend, collectors=0):
+        await taken(bench, backend)
+        await until(lambda: _is_done(bench, job))
+    await until(lambda: _leased(bench, job))
+    backend.verdicts[f"{job.id}.1"] = DONE
+    async with running(bench, backend):
+        [view] = await bench.ended(job)
+
+    assert (view.state, backend.submitted) == (JobState.COMPLETED, [f"{job.id}.1"])
+
+
+async def _leased(bench: Bench, job: Job) -> bool:
+    return bool(await bench.board.collect(job.tenant, "dead|collector|1", lease_s=0.2, most=10))
+
+
+async def _is_done(bench: Bench, job: Job) -> bool:
+    return await bench.log.backlog(job.topic, group="workers.echo") == 0
