@@ -175,11 +175,8 @@ async def _views(place: Stage, ids: Sequence[str]) -> dict[str, JobView]:
     found: dict[str, JobView] = {}
     for first in range(0, len(ids), VIEWS_AT_ONCE):
         some = ids[first : first + VIEWS_AT_ONCE]
-        for job, view in zip(
-            some, await asyncio.gather(*(place.core.board.view(TENANT, job) for job in some)), strict=True
-        ):
-            if view is not None:
-                found[job] = view
+        views = await asyncio.gather(*(place.core.board.view(TENANT, job) for job in some))
+        found |= {job: view for job, view in zip(some, views, strict=True) if view is not None}
     return found
 
 

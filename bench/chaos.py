@@ -12,8 +12,8 @@ Faults come at random, in an order that the printed seed repeats:
 | `worker_kill` `gateway_kill` `sweeper_kill` | `kill -9`; another one is started |
 | `worker_stop` `gateway_stop` | SIGTERM, as a deployment does it; another one is started |
 | `worker_joins` | one more worker; where there are four, one of them is told to end |
-| `broker_kill` `broker_stop` | a broker is killed with `kill -9`, or ended with SIGTERM, and started again some seconds later |
-| `broker_freeze` | the broker that leads most partitions stands still (SIGSTOP) for 3-12 s: publishing runs into time-outs |
+| `broker_kill` `broker_stop` | `kill -9`, or SIGTERM; it is started again some seconds later |
+| `broker_freeze` | a broker, which leads a third of the partitions, stands still (SIGSTOP) for 3-12 s: time-outs |
 | `valkey_freeze` | Valkey stands still for 1-8 s |
 
 One broker at a time, as two of three must hold each record; everything else overlaps as it comes.
@@ -23,9 +23,9 @@ upstream saw, and what is on board, `jobs.events` and `ledger.charges`. The last
 
 - `jobs` `faults`: accepted, and injected
 - `lost`: accepted, and not completed on the board, without event or without charge
-- `completed_twice`: jobs with two terminal events or two completed attempts, and orders that became two completed jobs
-- `dollars_off`: the largest difference between three sums: the lines on the ledger (repeats dropped by id), the rollups,
-  the lines of the jobs
+- `completed_twice`: jobs with two terminal events or two completed attempts; orders that became two completed jobs
+- `dollars_off`: the largest difference between three sums: the lines on the ledger (repeats dropped by id), the
+  rollups, the lines of the jobs
 - `duplicate_calls`: calls beyond one for each job, from upstream's own record
 - `duplicate_calls_allowed`: those that upstream still had open when their worker died (killed, or closed at the end of
   its time to drain), and those whose answer was on its way to the board just then; both are told apart in the table
@@ -531,7 +531,8 @@ def _markdown(report: Report, given: argparse.Namespace) -> str:
         "a sweeper, and an upstream",
         "in a process of its own that records every call, all on one machine with "
         f"{os.cpu_count()} cores. {given.jobs:,} short jobs (10-50 ms) and {given.long}",
-        "long ones (15-40 s) came in all the while; clients tried again with their idempotency key until they had a `202`.",
+        "long ones (15-40 s) came in all the while; clients tried again with their idempotency key until they had a",
+        "`202`.",
         f"Seed {report.seed}. The head of `bench/chaos.py` says how each figure is counted.",
         "",
         "| figure | value |",

@@ -36,6 +36,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from bench.audit import settled
 from bench.fleet import fleet
 from bench.jobs import FILLER
 from bench.provider_double import CHARACTERS_PER_TOKEN, Call, Running, provider
@@ -46,7 +47,6 @@ BURST_S = 10.0
 AT_ONCE = 64
 PATIENCE = 3.0  # times the least time, and a minute
 MOST_THROTTLED = 0.001
-LOOK_S = 0.1
 PATH = "/v1/chat/completions"
 
 
@@ -94,10 +94,7 @@ async def _drain(
     await asyncio.to_thread(upstream.fresh)
     began = time.time()
     ids = await _submit(place, key, jobs)
-    redis, loop = place.core.redis, asyncio.get_running_loop()
-    ends = loop.time() + PATIENCE * _least(given, len(jobs), sum(map(_tokens, jobs))) + 60
-    while await redis.zcard(f"{{t:{TENANT}}}:unfinished") and loop.time() < ends:
-        await asyncio.sleep(LOOK_S)
+    await settled(place, PATIENCE * _least(given, len(jobs), sum(map(_tokens, jobs))) + 60)
     views = await asyncio.gather(*(place.core.board.view(TENANT, job) for job in ids))
     completed = [view for view in views if view is not None and view.state is JobState.COMPLETED]
     last = max((view.finished_at or 0.0 for view in completed), default=began)
@@ -182,13 +179,8 @@ def _drained(given: argparse.Namespace, jobs: int, succeeded: int, seconds: floa
 
 def _least(given: argparse.Namespace, requests: int, tokens: int) -> float:
     """What is beyond a full bucket, over what it gains a second."""
-    return max(
-        0.0,
-        *(
-            (amount - per_minute / 60 * BURST_S) / (per_minute / 60)
-            for amount, per_minute in ((requests, given.rpm), (tokens, given.tpm))
-        ),
-    )
+    wanted: Sequence[tuple[float, float]] = ((requests, given.rpm), (tokens, given.tpm))
+    return max(0.0, *(amount * 60 / per_minute - BURST_S for amount, per_minute in wanted))
 
 
 def _settings(given: argparse.Namespace, upstream: Running) -> dict[str, object]:

@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import cast
 
 import uvloop
 from rich.console import Console
@@ -123,10 +124,10 @@ async def _until_left(place: Stage, most: int) -> None:
 async def _open_attempts(place: Stage) -> int:
     """Attempts that were begun and not concluded: the only worker is dead, so that they all were its."""
     redis, prefix = place.core.redis, f"{{t:{TENANT}}}:"
-    names = [name.decode() for name in await redis.zrange(f"{prefix}running", 0, -1)]
+    names = cast("list[bytes]", await redis.zrange(f"{prefix}running", 0, -1))
     pipeline = redis.pipeline(transaction=False)
     for name in names:
-        pipeline.hexists(f"{prefix}job:{name}", "open")
+        pipeline.hexists(f"{prefix}job:{name.decode()}", "open")
     return sum(map(bool, await pipeline.execute()))
 
 

@@ -68,7 +68,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class Call:
-    """One call. Moments are seconds since the epoch; `state` is open, answered, aborted (the caller went) or refused."""
+    """One call. Moments are seconds since the epoch; `state` is open, answered, refused or aborted (caller gone)."""
 
     request: str
     number: str

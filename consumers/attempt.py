@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,12 +13,21 @@ from typing import TypeVar
 import structlog
 
 from consumers.backend import Answer, Backend, BackendError, HandOffBackend, Pending, SoFar, Submitted
-from consumers.outcome import Concluded, Dead, HandedOff, Later, Left, Outcome
+from consumers.gate import Gate
+from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, Outcome, Waiting
 from consumers.streaming import chunk_writer
 from consumers.tally import Tally
 from policies.deployments import Deployment
 from policies.pricing import Basis, ChargeLine, Usage, charge, total
-from policies.quota import Exhausted, Granted, Quotas, Scope, Wait, deployment_scope, tenant_scope
+from policies.quota import (
+    Exhausted,
+    Granted,
+    Quotas,
+    Scope,
+    Scopes,
+    Shadow,
+    Wait,
+)
 from policies.retries import Again, Failure, GiveUp, RetryRule
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
@@ -52,6 +62,10 @@ UNKNOWN_DEPLOYMENT_S = 30.0
 AWAY_S = 1.0  # between two tries while Redis, the log or the object store is away
 
 Kept = TypeVar("Kept")
+
+
+def _ignore(_: object) -> None:
+    return
 
 
 class Stop(StrEnum):
@@ -98,9 +112,16 @@ class Attempt:
     lease_s: float
     most_deliveries: int
     jitter: Callable[[], float] = random.random
+    clock: Callable[[], float] = time.monotonic
+    gate: Gate = field(default_factory=Gate)
+    shadowed: Callable[[Sequence[Shadow]], None] = _ignore
     running: dict[str, Running] = field(default_factory=dict)
     _woken: set[str] = field(default_factory=set)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _scopes: Scopes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._scopes = Scopes(self.tenants, self.deployments)
 
     async def __call__(self, job: Job, owner: str, tally: Tally) -> Outcome:
         """What became of it. Never raises for Redis, the log, the object store or the backend being away."""
@@ -117,8 +138,7 @@ class Attempt:
             case Finished():
                 await self.until_it_works(lambda: self.outbox.drain(job.tenant, job_id=job.id))
                 return Concluded()
-        tenant = self.tenants.get(job.tenant) or Tenant(job.tenant)
-        one = _OneAttempt(self, job, owner, tally, deployment, tenant, claim)
+        one = _OneAttempt(self, job, owner, tally, deployment, claim)
         return await self._watched(one, one.run(claim))
 
     async def collect(self, job: Job, owner: str, submission: Submission, tally: Tally) -> Outcome:
@@ -126,19 +146,26 @@ class Attempt:
         deployment = self.deployments.get(job.route.deployment)
         if deployment is None:
             return HandedOff()  # looked at again when its lease is over
-        tenant = self.tenants.get(job.tenant) or Tenant(job.tenant)
         claim = Run(submission.attempt - 1, None, submission.seconds_left)
-        one = _OneAttempt(self, job, owner, tally, deployment, tenant, claim)
+        one = _OneAttempt(self, job, owner, tally, deployment, claim)
         return await self._watched(one, one.collect(submission))
 
     async def _watched(self, one: "_OneAttempt", steps: Awaitable[Outcome]) -> Outcome:
         with self._tracked(one.running):
             try:
-                return await steps
+                outcome = await steps
             except Exception as error:  # the one place for what nobody expected: people get to look at the job
                 job = one.running.job
                 log.exception("attempt_crashed", job=job.id, tenant=job.tenant, error=type(error).__name__)
-                return await one.crashed(error)
+                outcome = await one.crashed(error)
+        if not isinstance(outcome, HandedOff):
+            one.tell_gate()
+        return outcome
+
+    def scopes(self, job: Job) -> tuple[Scope, Scope]:
+        """What it needs quota of: its tenant's, then its deployment's."""
+        name, scopes = job.route.deployment, self._scopes
+        return scopes.of_tenant(job.tenant, deployment=name, key=job.limited_key), scopes.of_deployment(name)
 
     async def keep_leases(self) -> None:
         """For ever: renew the leases of all that runs, every third of a lease. One lost or cancelled is closed."""
@@ -206,7 +233,6 @@ class _OneAttempt:
         owner: str,
         tally: Tally,
         deployment: Deployment,
-        tenant: Tenant,
         claim: Run,
     ) -> None:
         self._steps = steps
@@ -215,7 +241,9 @@ class _OneAttempt:
         self._tally = tally
         self._microbatch = tally.id
         self._deployment = deployment
-        self._scopes = (tenant_scope(tenant), deployment_scope(deployment))
+        self._scopes = steps.scopes(job)
+        self._is_granted = False
+        self._used: Usage | None = None  # by this attempt
         self._number = claim.attempts + 1
         self._seconds_left = claim.seconds_left
         self._rerun = claim.attempts > 0
@@ -250,11 +278,25 @@ class _OneAttempt:
     async def crashed(self, error: Exception) -> Outcome:
         """Our own bug: what may have been used is charged, and the job fails and goes to the dead letters."""
         attempted = self._attempted(self._lost_usage(), "crashed") if self._is_open else None
+        if self._is_granted and not self._is_open:
+            await self._refund()
         problem = _problem("internal_error", "The gateway failed while it ran the job.")
         outcome = await self._conclude(JobState.FAILED, attempted, error=problem)
         return Dead("crashed", type(error).__name__) if isinstance(outcome, Concluded) else outcome
 
-    async def _reserve(self) -> Later | None:
+    def tell_gate(self) -> None:
+        """What it had reserved and did not use is there again."""
+        if self._is_granted:
+            for scope in self._scopes:
+                used = 0 if self._used is None else scope.counted(self._used)
+                self._steps.gate.give_back(
+                    scope,
+                    requests=int(self._used is None),
+                    tokens=self._job.estimate.tokens - used,
+                    now=self._steps.clock(),
+                )
+
+    async def _reserve(self) -> Later | Waiting | None:
         job, steps = self._job, self._steps
         verdict = await steps.quotas.reserve_both(
             *self._scopes,
@@ -264,11 +306,17 @@ class _OneAttempt:
             hold_s=steps.lease_s * 2,
             ttl_s=self._seconds_left + 3600,
         )
+        steps.gate.told(job.id, verdict, steps.clock())
         match verdict:
             case Granted():
+                self._is_granted = True
+                steps.shadowed(verdict.shadows)
                 return None
+            case Wait(seconds, limit) if seconds <= LONGEST_PARK_S:
+                await steps.board.release(job, self._owner, undo_delivery=False)
+                return Waiting(f"quota_{limit}")
             case Wait(seconds, limit):
-                wait = Later(min(max(seconds, 0.01), LONGEST_WAIT_S), f"quota_{limit}")
+                wait = Later(min(seconds, LONGEST_WAIT_S), f"quota_{limit}")
             case Exhausted(limit):  # looked at again now and then, as the budget may be raised
                 wait = Later(LONGEST_WAIT_S, f"quota_{limit}")
         due_at = await steps.board.release(job, self._owner, undo_delivery=False, wait_s=wait.seconds)
@@ -449,11 +497,14 @@ class _OneAttempt:
 
     def _attempted(self, usage: Usage, outcome: str, *, attempt: int | None = None) -> Attempted:
         number = self._number if attempt is None else attempt
+        if number == self._number:
+            self._used = usage
         lines: tuple[ChargeLine, ...] = charge(
             self._deployment.price, usage, job=self._job.id, attempt=number, outcome=outcome
         )
         rid = reservation_id(self._job.id, number)
-        settle = self._steps.quotas.settle_arguments(self._scopes[0], rid, tokens=usage.total, usd=total(lines))
+        scope = self._scopes[0]
+        settle = self._steps.quotas.settle_arguments(scope, rid, tokens=scope.counted(usage), usd=total(lines))
         return Attempted(number, self._microbatch, lines, usage.total, settle)
 
     async def _conclude(

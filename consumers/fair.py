@@ -64,16 +64,26 @@ class FairQueue(Generic[Item]):
     def __len__(self) -> int:
         return self._length
 
-    def put(self, item: Item, *, tenant: str, band: str, ages_at: float = math.inf) -> None:
-        """Behind this tenant's other jobs of the band, until `ages_at`."""
-        self._bands[band].put(item, tenant, ages_at, aside=self._holds_enough(tenant))
+    def put(self, item: Item, *, tenant: str, band: str, ages_at: float = math.inf, in_front: bool = False) -> None:
+        """Behind this tenant's other jobs of the band, until `ages_at`; or in front of them, as one that comes back."""
+        self._bands[band].put(item, tenant, ages_at, aside=self._holds_enough(tenant), in_front=in_front)
         self._length += 1
+
+    def peek(self, now: float) -> Item | None:
+        """What `take` would give, left where it is."""
+        name, _ = self._next_band()
+        if name is None:
+            return None
+        band = self._bands[name]
+        return band.peek(band.next_tenant(), now)
 
     def take(self, now: float) -> Turn[Item] | None:
         """The next one; None when nothing waits. `now` is on the clock of `ages_at`."""
-        name = self._next_band()
+        name, credits = self._next_band()
         if name is None:
             return None
+        for waiting, credit in credits.items():
+            self._bands[waiting].credit = credit
         band = self._bands[name]
         tenant = band.next_tenant()
         seconds = max(LEAST_S, self._expected(tenant))
@@ -100,19 +110,19 @@ class FairQueue(Generic[Item]):
     def _holds_enough(self, tenant: str) -> bool:
         return self._held.get(tenant, 0) >= self._most_held
 
-    def _next_band(self) -> str | None:
-        """Each band that waits gains its floor with every grant, and pays a round for its own."""
+    def _next_band(self) -> tuple[str | None, dict[str, int]]:
+        """Each band that waits gains its floor with every grant, and pays a round for its own: whose turn, and what
+        credits there are after it."""
         waiting = [name for name, band in self._bands.items() if band.ready]
         if not waiting:
             waiting = [name for name, band in self._bands.items() if band.aside]
         if not waiting:
-            return None
-        for name in waiting:
-            self._bands[name].credit += self._bands[name].floor
-        owed = [name for name in waiting if self._bands[name].credit >= ROUND]
-        chosen = max(owed, key=lambda name: self._bands[name].credit) if owed else waiting[0]
-        self._bands[chosen].credit = max(0, self._bands[chosen].credit - ROUND)
-        return chosen
+            return None, {}
+        credits = {name: self._bands[name].credit + self._bands[name].floor for name in waiting}
+        owed = [name for name in waiting if credits[name] >= ROUND]
+        chosen = max(owed, key=lambda name: credits[name]) if owed else waiting[0]
+        credits[chosen] = max(0, credits[chosen] - ROUND)
+        return chosen, credits
 
 
 class _Band(Generic[Item]):
@@ -131,7 +141,7 @@ class _Band(Generic[Item]):
         self._time = 0.0
         self._last_due = 0.0
 
-    def put(self, item: Item, tenant: str, ages_at: float, *, aside: bool) -> None:
+    def put(self, item: Item, tenant: str, ages_at: float, *, aside: bool, in_front: bool) -> None:
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = _Account(due=self._time)
@@ -139,11 +149,14 @@ class _Band(Generic[Item]):
             account.due = max(account.due, self._time)
             self._in_debt.remove(tenant)
             (self.aside if aside else self.ready).put(tenant, account.due)
-        account.line.put(item, ages_at)
+        account.line.put(item, ages_at, in_front=in_front)
 
     def next_tenant(self) -> str:
         """Whose turn it is; somebody must wait."""
         return (self.ready or self.aside).first()
+
+    def peek(self, tenant: str, now: float) -> Item:
+        return self._accounts[tenant].line.peek(now)
 
     def take(self, tenant: str, now: float, cost: float) -> Item:
         account = self._accounts[tenant]
@@ -209,17 +222,25 @@ class _Line(Generic[Item]):
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: Item, ages_at: float) -> None:
+    def put(self, item: Item, ages_at: float, *, in_front: bool = False) -> None:
         number = next(self._numbers)
         self._items[number] = item
+        if in_front:
+            self._items.move_to_end(number, last=False)
         if ages_at < math.inf:
             self._ages.put(number, ages_at)
 
+    def peek(self, now: float) -> Item:
+        return self._items[self._next(now)]
+
     def take(self, now: float) -> Item:
-        has_aged = bool(self._ages) and self._ages.lowest() <= now
-        number = self._ages.first() if has_aged else next(iter(self._items))
+        number = self._next(now)
         self._ages.remove(number)
         return self._items.pop(number)
+
+    def _next(self, now: float) -> int:
+        has_aged = bool(self._ages) and self._ages.lowest() <= now
+        return self._ages.first() if has_aged else next(iter(self._items))
 
 
 @dataclass(slots=True)

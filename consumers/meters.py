@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from consumers.outcome import Concluded, Dead, HandedOff, Later, Left, Outcome
+from consumers.outcome import Concluded, Dead, HandedOff, Later, Left, Outcome, Waiting
 from policies.quota import Shadow
 
 
@@ -39,7 +39,7 @@ class WorkerMeters:
                 self._outcomes.labels("concluded", "").inc()
                 if not usd_known:
                     self._unpriced.inc()
-            case Later(_, reason):
+            case Later(_, reason) | Waiting(reason):
                 self._outcomes.labels("later", reason).inc()
             case Dead(reason):
                 self._outcomes.labels("dead", reason).inc()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+LONGEST_PARK_S = 30.0  # what waits longer does so on a retry topic
+
 
 @dataclass(frozen=True, slots=True)
 class Concluded:
@@ -17,6 +19,13 @@ class Later:
     seconds: float
     reason: str
     due_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """There is no quota yet. It stays with this worker, whose gate knows how long."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,4 +46,4 @@ class Left:
     """Given back as this process stops; whoever gets the record next runs it."""
 
 
-Outcome = Concluded | Later | Dead | HandedOff | Left
+Outcome = Concluded | Later | Waiting | Dead | HandedOff | Left

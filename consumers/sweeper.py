@@ -61,9 +61,7 @@ class Sweeper:
         """One round."""
         await self.board.beat()
         for tenant in self.tenants:
-            swept = await self.board.sweep(
-                tenant, unpublished_s=self.unpublished_s, lease_s=self.lease_s, most=AT_ONCE
-            )
+            swept = await self.board.sweep(tenant, unpublished_s=self.unpublished_s, lease_s=self.lease_s, most=AT_ONCE)
             for job_id in swept.unpublished:
                 state = await self.board.reject(tenant, job_id)
                 log.warning("unpublished_job_swept", job=job_id, tenant=tenant, state=state)

@@ -18,25 +18,28 @@ from consumers.attempt import Attempt, Stop
 from consumers.breaker import Breaker
 from consumers.dead import bury
 from consumers.expected import Expected
-from consumers.fair import FairQueue, Turn
+from consumers.fair import FLOORS, FairQueue, Turn
+from consumers.gate import HeldBack, enforced
 from consumers.meters import WorkerMeters
 from consumers.microbatch import Microbatches
-from consumers.outcome import Concluded, Dead, HandedOff, Later, Left
+from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, Waiting
 from consumers.tally import Tally
+from policies.concurrency import Usual, places
 from policies.deployments import Deployment
 from policies.ending import ended
+from policies.quota import Kind, Part, deployment_scope
 from policies.scripts import BoardUnavailableError
 from router import topics
 from router.envelope import EnvelopeError, from_record, postponed
 from router.epoch import Epoch
-from router.job import Job
+from router.job import Job, JobClass
 from router.log import Delivery, Log, LogUnavailableError, Record, Subscription
 
 log = structlog.get_logger(__name__)
 
 AWAY_S = 0.5
+URGENCY = {band: urgency for urgency, band in enumerate(FLOORS)}
 CLOCK_EVERY_S = 30.0
-LONGEST_PARK_S = 30.0  # what waits longer does so on a retry topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,23 @@ class Bounds:
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """A job that this worker holds, with the record that it must say `done` for."""
+    """A job that this worker holds, with the record that it must say `done` for.
+
+    It needs quota of its tenant's parts and of its deployment's; `place` is its number if it was held back.
+    """
 
     job: Job
     delivery: Delivery
     size: int
+    of_tenant: tuple[Part, ...] = ()
+    of_deployment: tuple[Part, ...] = ()
     tries: int = 0
+    place: int | None = None
+
+    @property
+    def has_quota(self) -> bool:
+        """Whether the door has reserved it, for all that is known here."""
+        return self.job.is_reserved and self.tries == 0
 
 
 @dataclass(slots=True)
@@ -81,6 +95,11 @@ class Worker:
     breaker: Breaker = field(default_factory=Breaker)
     expected: Expected = field(default_factory=Expected)
     _queues: dict[str, FairQueue[_Ticket]] = field(default_factory=dict)
+    _with_quota: dict[str, FairQueue[_Ticket]] = field(default_factory=dict)
+    _held_back: HeldBack[_Ticket] = field(default_factory=HeldBack)
+    _door_was_last: dict[str, bool] = field(default_factory=dict)
+    _opens_at: dict[str, float] = field(default_factory=dict)
+    _usual: dict[str, Usual] = field(default_factory=dict)
     _open: Microbatches[Turn[_Ticket]] = field(default_factory=Microbatches)
     _parked: list[tuple[float, int, _Ticket]] = field(default_factory=list)
     _order: "count[int]" = field(default_factory=count)
@@ -132,6 +151,8 @@ class Worker:
         while not stop.is_set():
             for delivery in await self._take(subscription, self._room()):
                 self._receive(tasks, subscription, delivery)
+            if self._held >= self.bounds.look_ahead:
+                self._make_room(tasks, subscription)
             self._changed.set()
 
     async def _take(self, subscription: Subscription, at_most: int) -> Sequence[Delivery]:
@@ -160,19 +181,31 @@ class Worker:
             self.breaker.add(dead=True)
             tasks.create_task(self._bury(subscription, delivery, size, Dead("undecodable", str(error))))
             return
-        self._queue(_Ticket(job, delivery, size))
+        of_tenant, of_deployment = self.attempt.scopes(job)
+        self._queue(_Ticket(job, delivery, size, enforced(of_tenant), enforced(of_deployment)))
 
-    def _queue(self, ticket: _Ticket) -> None:
+    def _make_room(self, tasks: asyncio.TaskGroup, subscription: Subscription) -> None:
+        """What a tenant's quota holds back must not fill the look-ahead: the last of it waits on a retry topic."""
+        most = len(self._held_back) - self.bounds.look_ahead // 4
+        now, seconds = self.clock() + self._board_minus_ours, LONGEST_PARK_S + 1
+        if most <= 0 or now < 0:
+            return
+        for ticket in self._held_back.last(most, least_urgent=URGENCY[JobClass.BULK]):
+            self.meters.outcome(later := Later(seconds, "quota_queue", now + seconds))
+            tasks.create_task(self._postpone(subscription, ticket, seconds, now + seconds, later.reason))
+
+    def _queue(self, ticket: _Ticket, *, in_front: bool = False) -> None:
         job = ticket.job
-        queue = self._queues.get(job.route.deployment)
+        queues = self._with_quota if ticket.has_quota else self._queues
+        queue = queues.get(job.route.deployment)
         if queue is None:
-            queue = self._queues[job.route.deployment] = self._new_queue(job.route.deployment)
-        queue.put(ticket, tenant=job.tenant, band=job.band, ages_at=job.ages_at)
+            queue = queues[job.route.deployment] = self._new_queue(job.route.deployment)
+        queue.put(ticket, tenant=job.tenant, band=job.band, ages_at=job.ages_at, in_front=in_front)
         self._changed.set()
 
     def _new_queue(self, deployment: str) -> FairQueue[_Ticket]:
         return FairQueue(
-            self._slots(deployment),
+            self._slots(deployment, self.clock()),
             weight=self._weight,
             expected=partial(self.expected.seconds, deployment=deployment),
         )
@@ -181,9 +214,20 @@ class Worker:
         known = self.attempt.tenants.get(tenant)
         return known.weight if known else 1.0
 
-    def _slots(self, name: str) -> int:
+    def _slots(self, name: str, now: float) -> int:
+        """As many as the operator says; else as many as its rates can use all the time, and what they have saved up."""
         deployment = self.deployments.get(name)
-        return (deployment.limits.concurrency if deployment else None) or self.bounds.slots
+        if deployment is not None and deployment.limits.concurrency is not None:
+            return deployment.limits.concurrency
+        usual = self._usual.get(name)
+        if deployment is None or usual is None:
+            return self.bounds.slots
+        for part in enforced(deployment_scope(deployment)):
+            steady = places(usual, part.requests, part.tokens)
+            if steady is not None:
+                saved = self.attempt.gate.room(part, usual.tokens or 0.0, now)
+                return max(1, min(self.bounds.slots, math.ceil(steady) + saved))
+        return self.bounds.slots
 
     async def _dispatch(self, tasks: asyncio.TaskGroup, subscription: Subscription, stopping: asyncio.Event) -> None:
         """Fill microbatches while slots are free, and run each as it closes."""
@@ -192,9 +236,13 @@ class Worker:
             now = self.clock()
             while self._parked and self._parked[0][0] <= now:
                 self._queue(heapq.heappop(self._parked)[2])
-            for name, queue in self._queues.items():
-                if self.epoch.fault is None:
-                    self._fill(name, queue, now)
+            while (part := self._held_back.due(now)) is not None:
+                let = self._held_back.take(part, max(1, self.attempt.gate.room(part, 0.0, now)))
+                for ticket in reversed(let):
+                    self._queue(ticket, in_front=True)
+            if self.epoch.fault is None:
+                for name in self._queues.keys() | self._with_quota.keys():
+                    self._fill(name, now)
             for turns in self._open.close(now):
                 tasks.create_task(self._run_microbatch(tasks, subscription, turns))
             await self._next_change()
@@ -202,13 +250,14 @@ class Worker:
             for turn in turns:
                 self._running[turn.item.job.route.deployment] -= 1
 
-    def _fill(self, name: str, queue: FairQueue[_Ticket], now: float) -> None:
+    def _fill(self, name: str, now: float) -> None:
         deployment = self.deployments.get(name)
-        slots = self._slots(name)
+        slots = self._slots(name, now)
+        self._opens_at.pop(name, None)
         size = deployment.microbatch_size if deployment else 1
         wait_s = deployment.microbatch_wait_s if deployment else 0.0
         while self._running.get(name, 0) < slots and self._open.count(name) < size:
-            turn = queue.take(now + self._board_minus_ours)
+            turn = self._next_turn(name, now)
             if turn is None:
                 return
             self._running[name] = self._running.get(name, 0) + 1
@@ -216,8 +265,52 @@ class Worker:
             if self._open.count(name) >= min(size, slots):
                 return
 
+    def _next_turn(self, name: str, now: float) -> Turn[_Ticket] | None:
+        """Jobs that have their quota from the door and those that have not, by turns."""
+        door_first = not self._door_was_last.get(name, False)
+        for from_door in (door_first, not door_first):
+            turn = self._from_door(name, now) if from_door else self._let(name, now)
+            if turn is not None:
+                self._door_was_last[name] = from_door
+                return turn
+        return None
+
+    def _from_door(self, name: str, now: float) -> Turn[_Ticket] | None:
+        queue = self._with_quota.get(name)
+        return None if queue is None else queue.take(now + self._board_minus_ours)
+
+    def _let(self, name: str, now: float) -> Turn[_Ticket] | None:
+        """The next job that the quotas are likely to let through. Those that its tenant's would not are held back."""
+        queue, gate, board_now = self._queues.get(name), self.attempt.gate, now + self._board_minus_ours
+        while queue is not None and (ticket := queue.peek(board_now)) is not None:
+            tokens = ticket.job.estimate.tokens
+            closed = gate.closed(ticket.of_tenant, tokens, now) or gate.closed(ticket.of_deployment, tokens, now)
+            if closed is not None and closed.part.kind is Kind.DEPLOYMENT:
+                self._opens_at[name] = now + closed.seconds
+                return None
+            turn = queue.take(board_now)
+            assert turn is not None
+            if closed is None:
+                gate.ask(ticket.job.id, ticket.of_tenant + ticket.of_deployment, tokens)
+                if ticket.place is not None:
+                    self._held_back.wake(ticket.of_tenant, now)
+                return turn
+            queue.finish(turn, 0.0)
+            ticket.place = self._held_back.put(
+                closed.part,
+                ticket,
+                urgency=URGENCY[ticket.job.band],
+                until=now + closed.seconds,
+                number=ticket.place,
+            )
+        return None
+
     async def _next_change(self) -> None:
         moments = [self._parked[0][0]] if self._parked else []
+        moments += self._opens_at.values()
+        due = self._held_back.next_due()
+        if due is not None:
+            moments.append(due)
         closes = self._open.next_close()
         if closes is not None:
             moments.append(closes)
@@ -249,6 +342,7 @@ class Worker:
     ) -> None:
         ticket, started = turn.item, self.clock()
         job, delivery = ticket.job, ticket.delivery
+        queue = (self._with_quota if ticket.has_quota else self._queues)[job.route.deployment]
         ticket.tries += 1
         owner = f"{self.attempt.wakeups.channel}|{delivery.topic}|{delivery.position}|{ticket.tries}"
         try:
@@ -259,11 +353,14 @@ class Worker:
         finally:
             self._running[job.route.deployment] -= 1
             held_s = self.clock() - started
-            self._queues[job.route.deployment].finish(turn, held_s)
+            queue.finish(turn, held_s)
+            self.attempt.gate.forget(job.id)
+            self._held_back.wake(ticket.of_tenant, self.clock())
             self._changed.set()
         self.meters.outcome(outcome)
         if isinstance(outcome, Concluded):
             self.expected.add(job.tenant, job.route.deployment, held_s)
+            self._usual.setdefault(job.route.deployment, Usual()).add(held_s, job.estimate.tokens)
         if isinstance(outcome, Concluded | Dead):
             self.breaker.add(dead=isinstance(outcome, Dead))
         match outcome:
@@ -274,6 +371,8 @@ class Worker:
                     tasks.create_task(self._postpone(subscription, ticket, seconds, due_at, reason))
                 else:
                     self._park(ticket, seconds)
+            case Waiting():
+                self._queue(ticket, in_front=True)
             case Dead():
                 tasks.create_task(self._bury(subscription, delivery, ticket.size, outcome))
             case HandedOff():

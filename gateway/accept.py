@@ -24,7 +24,7 @@ from router.payloads import Payloads, body_path
 
 INLINE_BODY = 256 * 1024
 HOLD_S = 60.0  # a waiting caller's place among the concurrent ones, until a worker renews it
-EARLIER_REQUEST_S = 20.0  # longer than the log may take to confirm
+EARLIER_REQUEST_S = 1.0  # longer than the log takes to confirm on any good day
 LOOK_S = 0.1
 
 
@@ -104,16 +104,10 @@ class Desk:
         if tenant is None:
             raise UnknownTenantError(holder.tenant)
         chosen = self._choose(endpoint, request, values, tenant)
-        job, deadline_s = _job(tenant, request, chosen, endpoint=endpoint, raw=raw, traceparent=traceparent)
-        name, deployment = holder.name, chosen.route.deployment
-        job = replace(job, key_id=holder.id, limited_key=name if name in tenant.key_limits else "")
-        waits = bool(channel)
-        scopes = (
-            tenant_scope(tenant, deployment=deployment, key=name),
-            deployment_scope(self.deployments[deployment]),
-        )
-        granted = Granted()
-        if waits:
+        job, deadline_s = _job(holder, tenant, request, chosen, endpoint=endpoint, raw=raw, traceparent=traceparent)
+        scopes, granted = None, Granted()
+        if channel:
+            scopes = self._scopes(tenant, holder, chosen.route.deployment)
             granted = await self._reserve(job, scopes, deadline_s)
             job = replace(job, is_reserved=any(scope.parts for scope in scopes))
         try:
@@ -131,14 +125,14 @@ class Desk:
                 job = replace(job, created_at=answer.created_at, expires_at=answer.expires_at, queue=answer.queue)
                 return Acceptance(await self._enqueue(job), rooms=granted.rooms, shadows=granted.shadows)
         except BaseException:
-            if waits:
+            if scopes:
                 await self._give_back(job, scopes)
             raise
-        if waits:
+        if scopes:
             await self._give_back(job, scopes)
         if job.payload is not None:
             await self.payloads.remove(job.payload.path)
-        return await self._refused(answer, tenant.name, channel)
+        return await self._refused(answer, job, channel)
 
     def _choose(self, endpoint: str, request: ChatRequest, values: Mapping[str, object], tenant: Tenant) -> Chosen:
         route = choose(
@@ -153,6 +147,10 @@ class Desk:
         if isinstance(route, NoRoute):
             raise NoRouteError(route)
         return route
+
+    def _scopes(self, tenant: Tenant, holder: KeyHolder, deployment: str) -> tuple[Scope, Scope]:
+        own = tenant_scope(tenant, deployment=deployment, key=holder.name)
+        return own, deployment_scope(self.deployments[deployment])
 
     async def _reserve(self, job: Job, scopes: tuple[Scope, Scope], deadline_s: float) -> Granted:
         verdict = await self.quotas.reserve_both(
@@ -189,29 +187,47 @@ class Desk:
             raise LogUnavailableError("the log confirmed so late that the job had been given up")
         return JobView.of(job, state)
 
-    async def _refused(self, answer: Same | KeyReused | QueueFull, tenant: str, channel: str) -> Acceptance:
+    async def _refused(self, answer: Same | KeyReused | QueueFull, asked: Job, channel: str) -> Acceptance:
         match answer:
             case Same(known):
-                return Acceptance(await self._confirmed(tenant, known, channel), existing=True)
+                return Acceptance(await self._confirmed(known, asked, channel), existing=True)
             case KeyReused():
                 raise IdempotencyKeyReusedError
             case QueueFull():
                 raise QueueFullError
 
-    async def _confirmed(self, tenant: str, job_id: str, channel: str) -> JobView:
-        """The job of an earlier request, once the log has it: that request may still be under way."""
+    async def _confirmed(self, job_id: str, asked: Job, channel: str) -> JobView:
+        """The job of an earlier request with the same body, once the log has it.
+
+        That request may still be under way. Its gateway may have died as well: then the job goes on the log from
+        here. Should it be there twice, it is run once all the same.
+        """
+        view = await self._known(job_id, asked, channel)
         for _ in range(int(EARLIER_REQUEST_S / LOOK_S)):
-            view = await self.board.view(tenant, job_id, channel=channel)
-            if view is None or view.state is JobState.REJECTED:
-                break
             if view.state is not JobState.ACCEPTING:
                 return view
             await asyncio.sleep(LOOK_S)
-        raise LogUnavailableError("an earlier request with this idempotency key was not confirmed")
+            view = await self._known(job_id, asked, channel)
+        if view.state is JobState.ACCEPTING:
+            await self._enqueue(replace(view.job, body=asked.body))
+        return await self._known(job_id, asked, channel)
+
+    async def _known(self, job_id: str, asked: Job, channel: str) -> JobView:
+        view = await self.board.view(asked.tenant, job_id, channel=channel)
+        if view is None or view.state is JobState.REJECTED:
+            raise LogUnavailableError("an earlier request with this idempotency key was not confirmed")
+        return view
 
 
 def _job(
-    tenant: Tenant, request: ChatRequest, chosen: Chosen, *, endpoint: str, raw: bytes, traceparent: str | None
+    holder: KeyHolder,
+    tenant: Tenant,
+    request: ChatRequest,
+    chosen: Chosen,
+    *,
+    endpoint: str,
+    raw: bytes,
+    traceparent: str | None,
 ) -> tuple[Job, float]:
     wishes = request.wishes
     deadline_s = min(wishes.deadline_s or tenant.deadline_s, tenant.deadline_s)
@@ -232,6 +248,8 @@ def _job(
         traceparent=traceparent,
         reruns_allowed=tenant.reruns_allowed,
         max_usd=wishes.max_usd,
+        key_id=holder.id,
+        limited_key=holder.name if holder.name in tenant.key_limits else "",
     )
     return job, deadline_s
 

@@ -87,6 +87,7 @@ async def worker(settings: Settings, backend: str, *, until_stdin_closes: bool =
         health = _health(registry, fault)
         where = settings.worker.health_host, settings.worker.health_port
         async with _stopping(until_stdin_closes) as stop, _served(health, *where):
+            _tune_garbage_collection()
             log.info("worker_started", backend=backend)
             await worker.run(stop)
             log.info("worker_stopped", backend=backend, given_back=worker.held)
@@ -227,7 +228,10 @@ async def _end_of_stdin(stop: asyncio.Event) -> None:
 
 
 def _tune_garbage_collection() -> None:
-    """Pauses of the collector were the largest part of the p99 of an accept (docs/decisions)."""
+    """What is there at the start stays, and is not looked at again each time.
+
+    Pauses of the collector were the largest part of the p99 of an accept (docs/decisions).
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

@@ -26,6 +26,7 @@ STATES: Mapping[JobState, str] = {
     JobState.REJECTED: "failed",
 }
 
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # made once
 _ID = re.compile(r"(?:job_|chatcmpl-|resp_)?([0-7][0-9A-HJKMNP-TV-Z]{25})")
 _REJECTED = {
     "message": "The job log did not confirm the job.",
@@ -48,7 +49,7 @@ def states_of(status: str) -> Sequence[JobState]:
 
 def job(view: JobView, result: bytes | None = None) -> bytes:
     """The job object. `result` is the OpenAI object as JSON, and goes in as it is."""
-    head = json.dumps(_job(view), ensure_ascii=False, separators=(",", ":")).encode()
+    head = to_json(_job(view))
     return head[:-1] + b',"result":' + (result or b"null") + b"}"
 
 
@@ -71,7 +72,7 @@ def deleted(job_id: str) -> bytes:
 
 def to_json(value: object) -> bytes:
     """Compact JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return _JSON.encode(value).encode()
 
 
 def answer_headers(view: JobView) -> dict[str, str]:

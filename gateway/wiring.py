@@ -1,7 +1,7 @@
 """Opens what the settings ask for, and closes it in reverse order. The only place that names an adapter."""
 
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from gateway.settings import Settings, SettingsError
 from policies.deployments import Deployment
 from policies.keys import ApiKeys
-from policies.quota import Quotas
+from policies.quota import Quotas, Shadow
 from policies.scripts import Scripts
 from policies.tenants import Tenant
 from router import topics
@@ -196,12 +196,12 @@ def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistr
     from consumers.meters import WorkerMeters
     from consumers.worker import Bounds, Worker
 
-    settings = core.settings.worker
+    settings, meters = core.settings.worker, WorkerMeters(registry)
     return Worker(
         log=core.log,
         topics=topics.for_backend(name, core.deployments),
         group=f"{GROUP}.{name}",
-        attempt=attempt(core, backend),
+        attempt=attempt(core, backend, shadowed=meters.shadowed),
         deployments=core.deployments,
         bounds=Bounds(
             look_ahead=settings.look_ahead,
@@ -209,13 +209,15 @@ def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistr
             slots=settings.concurrency,
             drain_s=settings.drain_s,
         ),
-        meters=WorkerMeters(registry),
+        meters=meters,
         epoch=core.epoch,
     )
 
 
-def attempt(core: Core, backend: "Backend") -> "Attempt":
-    """What runs one delivery of a job."""
+def attempt(
+    core: Core, backend: "Backend", *, shadowed: "Callable[[Sequence[Shadow]], None]" = lambda _: None
+) -> "Attempt":
+    """What runs one delivery of a job. `shadowed` hears of limits that would have refused it."""
     from consumers.attempt import Attempt
 
     settings = core.settings.worker
@@ -231,6 +233,7 @@ def attempt(core: Core, backend: "Backend") -> "Attempt":
         retries=settings.retry_rule(),
         lease_s=settings.lease_s,
         most_deliveries=settings.max_deliveries,
+        shadowed=shadowed,
     )
 
 

@@ -1,7 +1,7 @@
 """Shared limits of tenants and deployments: reserved before a call, settled after it, all or nothing."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from enum import StrEnum
@@ -15,6 +15,7 @@ from policies.scripts import Script, Scripts, Value
 from policies.tenants import Tenant
 
 FUNCTIONS = "quota_functions"  # other scripts of the same slot put them in front to settle on their way
+SPARE_S = 0.5  # of a deployment's bucket
 
 
 class Kind(StrEnum):
@@ -95,12 +96,44 @@ def tenant_scope(tenant: Tenant, *, deployment: str = "", key: str = "") -> Scop
 
 
 def deployment_scope(deployment: Deployment) -> Scope:
-    """A deployment's limits. Raises ValueError for a limit that is not more than 0 (a budget may be 0)."""
+    """A deployment's limits. Raises ValueError for a limit that is not more than 0 (a budget may be 0).
+
+    Its buckets hold a moment's worth less than the provider's own: a call is counted there a little later than here,
+    the first of many later than those after it, and one that comes a millisecond early is refused.
+    """
     slot, limits = deployment_slot(deployment.name), deployment.limits
+    limits = replace(limits, burst_s=limits.burst_s - min(SPARE_S, limits.burst_s / 20))
     part = _part(f"{slot}:quota", Kind.DEPLOYMENT, f"deployment {deployment.name}", limits)
     if not limits.output_burndown > 0:
         raise ValueError("output_burndown must be more than 0")
     return Scope(slot, _limited([part]), limits.output_burndown, limits.cache_reads_count)
+
+
+class Scopes:
+    """The scopes of everything in the settings, each made once: several steps of every job ask for them.
+
+    Who is not in the settings any more has no limits.
+    """
+
+    def __init__(self, tenants: Mapping[str, Tenant], deployments: Mapping[str, Deployment]) -> None:
+        self._tenants = tenants
+        self._of_tenants: dict[tuple[str, str, str], Scope] = {}
+        self._of_deployments = {name: deployment_scope(each) for name, each in deployments.items()}
+
+    def of_tenant(self, name: str, *, deployment: str = "", key: str = "") -> Scope:
+        """See `tenant_scope`."""
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            return Scope(tenant_slot(name), ())
+        # Only names that have limits, of which there are a few: others come from clients and their records.
+        at, of = deployment if deployment in tenant.model_limits else "", key if key in tenant.key_limits else ""
+        if (name, at, of) not in self._of_tenants:
+            self._of_tenants[name, at, of] = tenant_scope(tenant, deployment=at, key=of)
+        return self._of_tenants[name, at, of]
+
+    def of_deployment(self, name: str) -> Scope:
+        """See `deployment_scope`."""
+        return self._of_deployments.get(name) or Scope(deployment_slot(name), ())
 
 
 @dataclass(frozen=True, slots=True)

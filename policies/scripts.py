@@ -163,8 +163,11 @@ async def _sent(connection: AbstractConnection, commands: Sequence[bytes]) -> li
 
 
 def _packed(*words: Value) -> bytes:
-    plain = tuple(word.encode() if isinstance(word, str) else word for word in words)
-    return cast(bytes, pack_command(plain))  # type: ignore[arg-type]  # its stub takes one word only
+    try:
+        return cast(bytes, pack_command(words))  # type: ignore[arg-type]  # its stub takes one word only
+    except TypeError:  # a member of a StrEnum; to look at every word beforehand takes longer than to pack them
+        plain = tuple(str(word) if isinstance(word, str) else word for word in words)
+        return cast(bytes, pack_command(plain))  # type: ignore[arg-type]
 
 
 async def _answer(connection: AbstractConnection) -> object:

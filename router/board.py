@@ -366,7 +366,7 @@ class Board:
 
     async def submit(self, job: Job, owner: str, reference: str, *, check_in_s: float) -> bool:
         """The backend has taken the job, which is known from now on as `job`. False when it is another's."""
-        arguments: list[Value] = [owner, reference, int(check_in_s * 1000), _about(job)]
+        arguments: list[Value] = [owner, reference, int(check_in_s * 1000), envelope.about(job)]
         return bool(await self._run(self._submit, job.tenant, job.id, *arguments, durable=True))
 
     async def collect(self, tenant: str, owner: str, *, lease_s: float, most: int) -> list[Submission]:
@@ -560,12 +560,8 @@ def _name(job: Job) -> str:
     return f"{job.tenant} {job.id}"
 
 
-def _about(job: Job) -> str:
-    return json.dumps(envelope.to_headers(job), ensure_ascii=False, separators=(",", ":"))
-
-
 def _fields(job: Job) -> list[Value]:
-    return ["about", _about(job), "result_ttl", int(job.result_ttl_s * 1000)]
+    return ["about", envelope.about(job), "result_ttl", int(job.result_ttl_s * 1000)]
 
 
 def _charge(job: Job, attempted: Attempted, *, concluded: bool) -> list[Value]:

@@ -9,6 +9,8 @@ from policies.pricing import Basis, ChargeLine, Meter, total
 from router.job import Job, JobState
 from router.log import Record
 
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # made once
+
 
 def attempt_text(
     job: Job, attempt: int, microbatch: str, lines: Sequence[ChargeLine], tokens: int, *, concluded: bool
@@ -135,7 +137,7 @@ def _values(line: ChargeLine) -> dict[str, object]:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _JSON.encode(value)
 
 
 def _decimal(text: str | None) -> Decimal | None:

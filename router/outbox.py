@@ -3,19 +3,19 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
 from policies.deployments import Deployment
 from policies.pricing import Meter, Usage
-from policies.quota import Quotas, deployment_scope, deployment_slot, tenant_slot
-from router import ledger, topics
+from policies.quota import Quotas, Scopes, deployment_slot, tenant_slot
+from router import topics
 from router.board import Board, OutboxEntry
 from router.log import Log, Record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outbox:
     """Publishes what finished jobs left behind, and settles the quota of their deployment.
 
@@ -26,6 +26,10 @@ class Outbox:
     log: Log
     quotas: Quotas
     deployments: Mapping[str, Deployment]
+    _scopes: Scopes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._scopes = Scopes({}, self.deployments)
 
     async def publish(self, tenant: str, entries: Sequence[OutboxEntry]) -> None:
         """Put these on their topics, then strike them off. Raises what log or board raise; then call it again."""
@@ -48,12 +52,10 @@ class Outbox:
             return
         await self.log.append(topics.CHARGES, record)
         attempt = json.loads(entry.text)
-        deployment = self.deployments.get(attempt["deployment"])
-        if deployment is not None:
-            usd = None if attempt["usd"] is None else Decimal(attempt["usd"])
-            rid = reservation_id(attempt["job"], attempt["attempt"])
-            scope = deployment_scope(deployment)
-            await self.quotas.settle(scope, rid, tokens=scope.counted(_used(entry.text)), usd=usd)
+        usd = None if attempt["usd"] is None else Decimal(attempt["usd"])
+        rid = reservation_id(attempt["job"], attempt["attempt"])
+        scope = self._scopes.of_deployment(attempt["deployment"])
+        await self.quotas.settle(scope, rid, tokens=scope.counted(_used(attempt["lines"])), usd=usd)
 
     async def _give_back(self, event: Mapping[str, Any]) -> None:
         job, _, attempts = event["id"].removeprefix("evt_").rpartition(".")
@@ -63,9 +65,9 @@ class Outbox:
             await self.quotas.release(slot, reservation_id(job, 1))
 
 
-def _used(text: str) -> Usage:
+def _used(lines: Sequence[Mapping[str, Any]]) -> Usage:
     """What the lines of an attempt add up to."""
-    quantities = {line.meter: line.quantity for line in ledger.lines_of(text)}
+    quantities: dict[str, int] = {line["meter"]: line["quantity"] for line in lines}
     input, cache_read, cache_write, output = (quantities.get(meter, 0) for meter in Meter)
     return Usage(input, cache_read, cache_write, output)
 

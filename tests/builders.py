@@ -120,14 +120,17 @@ def a_charge(
     return Attempted(attempt, microbatch, lines, used.total)
 
 
-def an_event(job: Job, state: JobState) -> str:
-    """The terminal event of a job."""
-    return ledger.event_text(job, state, usd=None)
+def an_event(job: Job, state: JobState, *, attempts: int = 0) -> str:
+    """The terminal event of a job that was tried so often."""
+    return ledger.event_text(job, state, usd=None, attempts=attempts)
 
 
-def a_conclusion(job: Job, state: JobState = JobState.COMPLETED, **fields: Any) -> Conclusion:
+def a_conclusion(
+    job: Job, state: JobState = JobState.COMPLETED, *, attempted: Attempted | None = None, **fields: Any
+) -> Conclusion:
     """One that charges nothing, unless `attempted` is given."""
-    return Conclusion(state, an_event(job, state), **fields)
+    event = an_event(job, state, attempts=attempted.attempt if attempted else 0)
+    return Conclusion(state, event, attempted, **fields)
 
 
 async def accepted(board: Board, job: Job, *, deadline_s: float = 60.0, confirmed: bool = True) -> Job:

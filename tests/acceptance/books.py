@@ -68,14 +68,7 @@ def check(jobs: Sequence[Mapping[str, Any]], seen: Calls, books: Books, *, most_
 
 
 async def _everything(log: Log, topic: str) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = []
-    group = "auditor"
-    async with log.subscribe([topic], group=group) as subscription:
-        while await log.backlog(topic, group=group):
-            for delivery in await subscription.take(500):
-                found.append(json.loads(delivery.record.value))
-                await subscription.done(delivery)
-    return found
+    return [json.loads(delivery.record.value) async for delivery in log.read(topic)]
 
 
 def _once(by_name: Mapping[str, Mapping[str, Any]], records: Sequence[Mapping[str, Any]], name: Any) -> Any:

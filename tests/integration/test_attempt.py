@@ -15,7 +15,9 @@ from redis.asyncio import Redis
 from consumers.attempt import INLINE_RESULT, Attempt, Stop
 from consumers.backend import Answer, OnChunk, SoFar
 from consumers.backend_echo import EchoBackend
-from consumers.outcome import Concluded, Dead, Later, Left, Outcome
+from consumers.gate import enforced
+from consumers.outcome import Concluded, Dead, Later, Left, Outcome, Waiting
+from consumers.tally import Tally
 from policies.deployments import Deployment, Limits, Timeouts
 from policies.pricing import Usage
 from policies.quota import Granted, deployment_scope, tenant_scope
@@ -23,7 +25,7 @@ from policies.retries import RetryRule
 from policies.scripts import Scripts
 from policies.tenants import Tenant
 from router.board import Board, Busy, Run
-from router.job import Job, JobState
+from router.job import Estimate, Job, JobState
 from router.payloads import body_path
 from tests.builders import (
     Bench,
@@ -59,26 +61,28 @@ def an_owner(attempt: Attempt, number: int = 1) -> str:
     return f"{attempt.wakeups.channel}|jobs.echo.text.light.standard|{number}-0|1"
 
 
-async def run(attempt: Attempt, job: Job, number: int = 1) -> Outcome:
+async def run(attempt: Attempt, job: Job, number: int = 1, *, tally: Tally | None = None) -> Outcome:
     """One delivery."""
-    return await attempt(job, an_owner(attempt, number), a_tally(f"mb_{number}"))
+    return await attempt(job, an_owner(attempt, number), tally or a_tally(f"mb_{number}"))
 
 
 async def run_until_over(attempt: Attempt, job: Job) -> list[Outcome]:
     """As a worker does it: what is parked is looked at again when its time has come."""
     outcomes = [await run(attempt, job)]
-    while isinstance(later := outcomes[-1], Later):
-        await asyncio.sleep(later.seconds)
+    while isinstance(later := outcomes[-1], Later | Waiting):
+        await asyncio.sleep(later.seconds if isinstance(later, Later) else 0.02)
         outcomes.append(await run(attempt, job, len(outcomes) + 1))
     return outcomes
 
 
 @asynccontextmanager
-async def running(bench: Bench, attempt: Attempt, job: Job) -> AsyncIterator["asyncio.Task[Outcome]"]:
+async def running(
+    bench: Bench, attempt: Attempt, job: Job, *, tally: Tally | None = None
+) -> AsyncIterator["asyncio.Task[Outcome]"]:
     """A delivery whose upstream call is under way, with its lease kept and wake-ups heard."""
     async with keeping(attempt):
         await until(lambda: _hears(bench, attempt))
-        task = asyncio.create_task(run(attempt, job))
+        task = asyncio.create_task(run(attempt, job, tally=tally))
         await until(lambda: _is_running(bench, job, task))
         yield task
 
@@ -299,15 +303,32 @@ async def test_a_bug_in_a_backend_fails_the_job_and_is_charged_as_an_estimate(be
 # Quotas
 
 
-async def test_a_job_over_its_quota_waits_without_its_lease_and_without_a_delivery(bench: Bench) -> None:
+async def test_a_job_over_its_quota_stays_without_its_lease_and_without_a_delivery(bench: Bench) -> None:
     scope = deployment_scope(bench.deployments["scarce"])
     await bench.quotas.reserve(scope, "other", tokens=60, usd=None, hold_s=60, ttl_s=60)
+    job = await bench.job(deployment="scarce", estimate=Estimate(10, 10))
+    attempt = bench.attempt()
+
+    outcome = await run(attempt, job)
+
+    assert outcome == Waiting("quota_tokens_per_minute")
+    closed = attempt.gate.closed(enforced(scope), job.estimate.tokens, attempt.clock() - 0.5)
+    assert closed is not None and closed.part == scope.parts[0]
+    view = await bench.view(job)
+    assert (view.state, view.attempts) == (JobState.QUEUED, 0)
+    assert isinstance(await bench.board.claim(job, "worker:other|jobs|9-0|1", lease_s=20), Run)
+
+
+async def test_a_job_far_over_its_quota_waits_elsewhere(bench: Bench) -> None:
+    scope = deployment_scope(bench.deployments["scarce"])
+    await bench.quotas.reserve(scope, "other", tokens=60, usd=None, hold_s=60, ttl_s=60)
+    await bench.quotas.settle(scope, "other", tokens=90, usd=None)
     job = await bench.job(deployment="scarce")
 
     outcome = await run(bench.attempt(), job)
 
     assert isinstance(outcome, Later) and outcome.reason == "quota_tokens_per_minute"
-    assert 25 < outcome.seconds <= 31
+    assert 55 < outcome.seconds <= 60
     view = await bench.view(job)
     assert (view.state, view.attempts) == (JobState.QUEUED, 0)
     claim = await bench.board.claim(job, "worker:other|jobs|9-0|1", lease_s=20)
@@ -525,30 +546,24 @@ async def test_a_job_that_takes_its_process_with_it_each_time_goes_to_the_dead_l
 
 
 async def test_a_lease_that_is_lost_closes_the_call_and_nothing_is_completed_twice(bench: Bench) -> None:
-    job, slow = await bench.job("wait:1.2 a"), bench.attempt(lease_s=20)
-    async with running(bench, slow, job) as task:
+    job, slow, tally = await bench.job("a"), bench.attempt(EchoBackend(delay_s=600)), a_tally("mb_slow")
+    async with running(bench, slow, job, tally=tally) as task:
         await bench.redis.hset(f"{{t:acme}}:job:{job.id}", "lease", "0")  # as after a long pause of this process
         other = bench.attempt()
-        winner = asyncio.create_task(run_until_over(other, job))
-        await until(lambda: _owned_by(bench, job, other))
+        outcomes = await run_until_over(other, job)
         await bench.redis.publish(slow.wakeups.channel, f"acme {job.id}")  # the renewal would come in seven seconds
         loser = await soon(task)
-        outcomes = await winner
 
     assert isinstance(loser, Later) and loser.reason == "lost"
     assert outcomes[-1] == Concluded()
     assert len(await bench.events()) == 1
+    assert tally.attempts == 0  # the other one has charged it already, as lost
     by_attempt = {row["attempt"]: row for row in await bench.charges()}
     assert set(by_attempt) == {1, 2}
     assert len({line["id"]: line for row in await bench.charges() for line in row["lines"]}) == 3
     [row] = [row for row in await bench.costs() if row.name == "acme"]
     assert (row.jobs, row.attempts) == (1, 2)
     assert row.usd == sum(Decimal(each["usd"]) for each in by_attempt.values()) == (await bench.view(job)).usd
-
-
-async def _owned_by(bench: Bench, job: Job, attempt: Attempt) -> bool:
-    owner: Any = await bench.redis.hget(f"{{t:acme}}:job:{job.id}", "owner")
-    return owner is not None and owner.decode().startswith(attempt.wakeups.channel)
 
 
 async def test_a_late_answer_is_charged_as_late_and_changes_nothing(bench: Bench) -> None:

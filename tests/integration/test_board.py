@@ -352,6 +352,7 @@ async def test_a_job_that_the_board_lost_is_written_anew_from_its_record(board: 
     view = await board.view("acme", job.id)
     assert view is not None and view.job == replace(job, body=b"")
     assert [each.job.id for each in await board.page("acme", states=[], limit=10, after="")] == [job.id]
+    assert await accept(board, a_job(), most=1) == QueueFull()
     assert await board.finish(job, ANN, a_conclusion(job)) is not None
     assert await accept(board, a_job(), most=1) != QueueFull()
 
@@ -772,7 +773,7 @@ async def test_rollups_are_the_exact_sums_of_the_lines_in_every_view(board: Boar
     amounts = []
     for number in range(1, 30):
         job = await started(board, tenant="acme" if number % 2 else "other")
-        usage = Usage(input=number * 7919, cache_read=number, output=number * 31)
+        usage = Usage(input=number * 7919, cache_read=number, output=number * 3_101)
         price = Price({Meter.INPUT: Decimal("0.000001") * number, Meter.OUTPUT: Decimal("1234567.654321")}, "test")
         attempted = a_charge(job, microbatch=f"mb_{number % 3}", usage=usage, price=price)
         amounts += [line.usd for line in attempted.lines]

@@ -53,7 +53,7 @@ async def test_a_created_key_is_found_and_shown_once(redis: "Redis") -> None:
 
     assert new.text.startswith("pm-") and len(new.text) == 46
     assert new.id == sha256(new.text.encode()).hexdigest()[:16]
-    assert await api_keys.find(new.text) == KeyHolder("acme", new.id)
+    assert await api_keys.find(new.text) == KeyHolder("acme", new.id, "laptop")
     assert new.text not in repr(new)
     assert new.text not in str(await redis.hgetall("keys"))
 
@@ -217,7 +217,7 @@ async def test_an_operators_own_key_is_adopted_as_often_as_the_process_starts(re
     ids = {await api_keys.adopt(OWN, "acme", "own") for _ in range(3)}
 
     assert len(ids) == len(await api_keys.list()) == 1
-    assert await api_keys.find(OWN) == KeyHolder("acme", ids.pop())
+    assert await api_keys.find(OWN) == KeyHolder("acme", ids.pop(), "own")
 
 
 async def test_a_revoked_key_or_another_tenants_is_not_adopted(redis: "Redis") -> None:

@@ -1,0 +1,232 @@
+"""How much better heavy is likely to answer than light: a linear model of counted features and hashed words.
+
+A prompt is first compared with the kinds of prompts that the weights were trained on. Each kind has linear
+weights of its own; their predictions are mixed by how well the prompt resembles each kind. What resembles none
+is scored by what all kinds have in common, which is little more than length. Nothing here understands a prompt.
+"""
+
+import io
+import math
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router import turns
+from router.complexity import Score
+from router.features import NAMES, Counted, Floats, count
+
+THRESHOLD = 0.8  # a fifth of the training prompts, each kind counted the same, scores above it
+SHIPPED = "gain.npz"
+LARGEST = 4 * 1024 * 1024  # bytes of a weights file that is read
+VERSION = 1
+CLIP, OWN_CLIP = 4.0, 3.0  # standard deviations, over all prompts and within a kind
+FAR = 1.5  # from this squared distance on, in radii, a prompt is of no kind; up to 1 it is wholly of it
+SEEN = 0.02  # a kind that a prompt resembles less is left out
+REASONS = 4
+NOTABLE = 0.1  # of the sum of all that moved the score; what moved it less is not named
+LONG = 24  # characters of a word in a reason
+
+_KNUTH: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+class WeightsError(Exception):
+    """The weights cannot be used: the file is not one of ours, or of another version. Train again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All that the score knows. Rows are kinds, columns are `features.NAMES`."""
+
+    kinds: NDArray[np.str_]
+    mean: Floats
+    scale: Floats
+    whitening: Floats  # a matrix for each kind, in whose space the kind is a ball of radius 1 around its mean
+    reach: Floats  # the squared radius of that ball before it was made 1
+    rarity: Floats  # what a kind's likelihood is divided by, as a logarithm
+    common: Floats  # weights that hold for every kind
+    common_base: Floats  # one number
+    own_mean: Floats
+    own_scale: Floats
+    own: Floats
+    own_base: Floats
+    bits: NDArray[np.int64]  # a kind has 2**bits words
+    word_scale: Floats
+    words: NDArray[np.int8]  # of all kinds, one after the other
+    middle: Floats  # two numbers: the median of the predicted gain, and its upper fifth
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each kind's words begin."""
+        return [0, *np.cumsum(1 << self.bits).tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one feature, word or pair adds to the predicted gain."""
+
+    words: str
+    added: float
+    is_text: bool  # `words` is part of the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The gain of heavy over light, in points of quality (0..1), and how known the prompt's kind is."""
+
+    gain: float
+    kinds: Floats  # how much each kind's weights counted; the rest to 1 is what all kinds have in common
+
+
+@dataclass(frozen=True, slots=True)
+class GainScore:
+    """The score as `choose` takes it. Loads the shipped weights at the first call, unless it is given some."""
+
+    weights: Weights | None = None
+
+    def __call__(self, body: Mapping[str, object]) -> Score:
+        """Score the last user turn, or, where it only says "go on", the one that it continues."""
+        weights = self.weights or shipped()
+        asked = turns.asked(body)
+        counted = count(asked.text, asked.length)
+        value = squeezed(predict(counted, weights).gain, weights)
+        lead = ("continues an earlier turn",) if asked.is_earlier else ()
+        return Score(round(value, 4), (*lead, *reasons(counted, weights))[:REASONS])
+
+
+@cache
+def shipped() -> Weights:
+    """The weights in the package. Read once, when first asked for."""
+    with resources.files("router").joinpath(SHIPPED).open("rb") as file:
+        return load(file)
+
+
+def load(file: BinaryIO) -> Weights:
+    """Read what `dump` wrote. Raises WeightsError."""
+    raw = file.read(LARGEST + 1)
+    if len(raw) > LARGEST:
+        raise WeightsError(f"a weights file has at most {LARGEST} bytes")
+    try:
+        with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise WeightsError("this is not a weights file") from error
+    if found.get("version", np.array(0)).tolist() != VERSION or found.get("features", np.array("")).tolist() != [
+        *NAMES
+    ]:
+        raise WeightsError("these weights are of another version: train again")
+    try:
+        weights = Weights(**{each.name: found[each.name] for each in fields(Weights)})
+    except KeyError as error:
+        raise WeightsError("a part of the weights is missing: train again") from error
+    if len(weights.words) != weights.offsets[-1]:
+        raise WeightsError("the words do not fit their sizes: train again")
+    return weights
+
+
+def dump(weights: Weights) -> bytes:
+    """The same bytes for the same weights."""
+    file = io.BytesIO()
+    arrays = {each.name: getattr(weights, each.name) for each in fields(Weights)}
+    np.savez_compressed(file, version=np.array(VERSION), features=np.array(NAMES), **arrays)
+    return file.getvalue()
+
+
+def squeezed(gain: float, weights: Weights) -> float:
+    """A predicted gain as a number in 0..1: its median is 0.5, its upper fifth begins at 0.8. Keeps the order."""
+    median, fifth = weights.middle.tolist()
+    steepness = math.log(4) / max(fifth - median, 1e-6)
+    return 1 / (1 + math.exp(-max(-30.0, min(30.0, steepness * (gain - median)))))
+
+
+def predict(counted: Counted, weights: Weights) -> Predicted:
+    """The mixture of the kinds' predictions."""
+    features = standardised(counted.features, weights)
+    shares = resemblance(features, weights)
+    common = features @ weights.common
+    gain = (1 - float(shares.sum())) * (float(common) + float(weights.common_base[0]))
+    for kind in np.flatnonzero(shares).tolist():
+        own = float(_own(features, kind, weights) @ weights.own[kind]) + float(weights.own_base[kind])
+        gain += float(shares[kind]) * (float(common) + own + float(word_weights(counted, kind, weights).sum()))
+    return Predicted(gain, shares)
+
+
+def standardised(features: Floats, weights: Weights) -> Floats:
+    """Features in standard deviations of the training prompts; one prompt, or a row for each."""
+    return np.clip((features - weights.mean) / weights.scale, -CLIP, CLIP)
+
+
+def resemblance(features: Floats, weights: Weights) -> Floats:
+    """How much each kind counts: at most 1 in all, 0 for kinds that the prompt resembles too little."""
+    away = np.matmul((features - weights.own_mean)[:, None, :], weights.whitening)[:, 0, :]
+    distances = np.einsum("kf,kf->k", away, away)
+    evidence = -weights.reach * distances / 2 - weights.rarity
+    likelihood = np.exp(evidence - evidence.max())
+    shares = likelihood / likelihood.sum()
+    known = np.clip((FAR - distances) / (FAR - 1), 0, 1)
+    shares = np.where(shares < SEEN, 0, shares) * known
+    return np.asarray(shares, np.float32)
+
+
+def _own(features: Floats, kind: int, weights: Weights) -> Floats:
+    return np.clip((features - weights.own_mean[kind]) / weights.own_scale[kind], -OWN_CLIP, OWN_CLIP)
+
+
+def places(hashes: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
+    """Where words and pairs lie among 2**bits."""
+    return ((hashes * _KNUTH) >> np.uint64(64 - bits)).astype(np.int64)
+
+
+def word_weights(counted: Counted, kind: int, weights: Weights) -> Floats:
+    """What each word, then each pair, adds for a kind; a repeated one adds at its first place only."""
+    at, first = np.unique(
+        places(np.concatenate((counted.words, counted.pairs)), int(weights.bits[kind])), return_index=True
+    )
+    norm = weights.word_scale[kind] / np.float32(math.sqrt(len(at) + 1))
+    added = np.zeros(len(counted.words) + len(counted.pairs), np.float32)
+    added[first] = weights.words[weights.offsets[kind] + at] * norm
+    return added
+
+
+def parts(counted: Counted, weights: Weights) -> list[Part]:
+    """What moved the prediction, the largest first: features against the average prompt of their kind."""
+    features = standardised(counted.features, weights)
+    shares = resemblance(features, weights)
+    typical = shares @ weights.own_mean
+    by_feature = (features - typical) * weights.common
+    by_word = np.zeros(len(counted.words) + len(counted.pairs), np.float32)
+    for kind in np.flatnonzero(shares).tolist():
+        by_feature += shares[kind] * _own(features, kind, weights) * weights.own[kind]
+        by_word += shares[kind] * word_weights(counted, kind, weights)
+    found = [Part(name, float(added), is_text=False) for name, added in zip(NAMES, by_feature, strict=True) if added]
+    found += [Part(counted.shown(at), float(by_word[at]), is_text=True) for at in np.flatnonzero(by_word).tolist()]
+    return sorted(found, key=lambda part: -abs(part.added))
+
+
+def reasons(counted: Counted, weights: Weights) -> tuple[str, ...]:
+    """The kind that the prompt resembles and the features that moved the score most; never words of the prompt."""
+    features = standardised(counted.features, weights)
+    shares = resemblance(features, weights)
+    return tuple(_named(features, shares, weights))[:REASONS]
+
+
+def _named(features: Floats, shares: Floats, weights: Weights) -> Iterator[str]:
+    best = int(shares.argmax())
+    if shares[best] >= 0.5:
+        yield f"resembles {weights.kinds[best]}"
+        own = _own(features, best, weights)
+        added = own * weights.own[best] + (features - weights.own_mean[best]) * weights.common
+    else:
+        yield "of no known kind"
+        own = features
+        added = features * weights.common
+    order = np.argsort(-np.abs(added), kind="stable")[:REASONS]
+    for at in order.tolist():
+        if abs(float(added[at])) >= NOTABLE * float(np.abs(added[order]).sum()):
+            much = "much of" if own[at] > 0 else "little of"
+            yield f"{much} '{NAMES[at]}' ({'+' if added[at] > 0 else '-'})"

@@ -1,0 +1,264 @@
+"""Learns the weights of the score from labelled prompts: the same rows in the same order give the same bytes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.features import LENGTH, NAMES, Counted, Floats
+from router.gain import OWN_CLIP, Weights, places, predict, standardised
+
+ENOUGH = 300  # rows make a kind of their own
+OWN_RIDGE = 500.0  # rows against which a kind's feature weights are shrunk
+WORD_RIDGE = 20.0
+SEEN_TWICE = 2  # a word in fewer prompts of its kind has no weight
+BITS = (10, 17)  # the least and the most that a kind's words get
+SOFT = 0.2  # part of a label that other models' answers to the same prompt explain,
+TASK = 0.3  # and that other prompts of the same task do
+OTHERS_RIDGE, TASK_ROWS = 30.0, 10.0
+COMMON = 0.03  # points of gain for a standard deviation of what all kinds have in common
+LENGTH_EXTRA = 0.5  # of it again for length alone
+OWN_SHAPE, SHARED_SHAPE, ROUND_SHAPE = 0.5, 0.1, 0.1  # what a kind's covariance is made of
+REACH = 0.9  # part of a kind's prompts that lie within its radius
+STEPS, PRECISION = 40, 1e-4
+SLOPE_CLIP = 4.0
+
+Doubles = NDArray[np.float64]
+
+
+class TooFewError(ValueError):
+    """There is too little to learn from: no source has enough rows, or all rows have the same gain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A prompt, and how well both answered it (0..1). `others` are further models' scores, for training only."""
+
+    counted: Counted
+    source: str
+    light: float
+    heavy: float
+    task: str = ""
+    others: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def gain(self) -> float:
+        """Of heavy over light."""
+        return self.heavy - self.light
+
+
+def train(rows: Sequence[Labelled]) -> Weights:
+    """Fit every kind (a source with enough rows) on its own, shrunk towards what they have in common."""
+    sources = np.array([row.source for row in rows])
+    names, sizes = np.unique(sources, return_counts=True)
+    kinds = [str(name) for name, size in zip(names, sizes, strict=True) if size >= ENOUGH]
+    if not kinds:
+        raise TooFewError(f"no source has {ENOUGH} rows")
+    raw = np.array([row.counted.features for row in rows])
+    gains = np.array([row.gain for row in rows])
+    if not gains.std():
+        raise TooFewError("heavy is equally better on every row")
+    members = [np.flatnonzero(sources == kind) for kind in kinds]
+    mean, scale = raw.mean(axis=0, dtype=np.float64), raw.std(axis=0, dtype=np.float64) + 1e-6
+    space = np.clip((raw - mean) / scale, -4.0, 4.0)
+
+    common = _common(raw, scale, gains, members)
+    shared = space @ common
+    common_base = float(np.mean([(gains[at] - shared[at]).mean() for at in members]))
+    whitening = _whitening(space, members)
+    white = space @ whitening
+    centres = np.array([white[at].mean(axis=0) for at in members])
+    reach = [
+        np.quantile(((white[at] - centre) ** 2).sum(axis=1), REACH) for at, centre in zip(members, centres, strict=True)
+    ]
+
+    fitted = [_fit_kind([rows[at] for at in those], space[those], shared[those]) for those in members]
+    weights = Weights(
+        kinds=np.array(kinds),
+        mean=_single(mean),
+        scale=_single(scale),
+        whitening=_single([each.whitening for each in shapes]),
+        reach=_single([each.reach for each in shapes]),
+        rarity=_single([each.rarity for each in shapes]),
+        common=_single(common),
+        common_base=_single([common_base]),
+        own_mean=_single([each.mean for each in fitted]),
+        own_scale=_single([each.scale for each in fitted]),
+        own=_single([each.features for each in fitted]),
+        own_base=_single([each.base for each in fitted]),
+        bits=np.array([each.bits for each in fitted], np.int64),
+        word_scale=_single([max(1e-9, float(np.abs(each.words).max())) / 127 for each in fitted]),
+        words=np.concatenate([_bytes(each.words) for each in fitted]),
+        middle=_single([0.0, 1.0]),
+    )
+    return _centred(weights, rows, members)
+
+
+def _single(values: object) -> Floats:
+    return np.asarray(values, np.float32)
+
+
+def _bytes(words: Doubles) -> NDArray[np.int8]:
+    return np.rint(words / max(1e-9, float(np.abs(words).max())) * 127).astype(np.int8)
+
+
+def _centred(weights: Weights, rows: Sequence[Labelled], members: Sequence[NDArray[np.int64]]) -> Weights:
+    """Find the median and the upper fifth of the predictions, each kind counted the same."""
+    drawn = np.concatenate([at[np.linspace(0, len(at) - 1, min(len(at), 400)).astype(np.int64)] for at in members])
+    share = np.concatenate([np.full(min(len(at), 400), 1 / min(len(at), 400)) for at in members])
+    gains = np.array([predict(rows[at].counted, weights).gain for at in drawn.tolist()])
+    order = np.argsort(gains, kind="stable")
+    reached = np.cumsum(share[order]) / share.sum()
+    middle = [gains[order][min(len(order) - 1, int(np.searchsorted(reached, part)))] for part in (0.5, 0.8)]
+    changed = {name: getattr(weights, name) for name in Weights.__dataclass_fields__}
+    return Weights(**{**changed, "middle": _single(middle)})
+
+
+def _common(raw: Floats, scale: Doubles, gains: Doubles, members: Sequence[NDArray[np.int64]]) -> Doubles:
+    """Every feature votes with its mean slope within the kinds, and length once more.
+
+    No joint fit: on kinds that were left out of the training, every joint fit was worse than this.
+    """
+    within = np.sqrt(np.mean([raw[at].var(axis=0, dtype=np.float64) for at in members], axis=0)) + 1e-2
+    slopes, spread = [], []
+    for at in members:
+        space = np.clip((raw[at] - raw[at].mean(axis=0, dtype=np.float64)) / within, -SLOPE_CLIP, SLOPE_CLIP)
+        slopes.append(space.T @ (gains[at] - gains[at].mean()) / len(at))
+        spread.append(space)
+    votes = np.mean(slopes, axis=0)
+    deviation = float(np.sqrt(np.mean([(space @ votes).var() for space in spread]))) or 1.0
+    common = COMMON * votes / deviation * scale / within
+    common[LENGTH] += COMMON * LENGTH_EXTRA
+    return np.asarray(common)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    whitening: Doubles
+    reach: float
+    rarity: float
+
+
+def _shapes(space: Doubles, members: Sequence[NDArray[np.int64]]) -> list[_Shape]:
+    """How far each kind spreads in which direction: half its own covariance, the rest what keeps it invertible."""
+    covariances = [np.cov(space[at], rowvar=False) for at in members]
+    rest = SHARED_SHAPE * np.mean(covariances, axis=0) + ROUND_SHAPE * np.eye(len(NAMES))
+    shapes = []
+    for at, covariance in zip(members, covariances, strict=True):
+        values, vectors = np.linalg.eigh(OWN_SHAPE * covariance + rest)
+        whitening = vectors / np.sqrt(values)
+        reach = float(np.quantile((((space[at] - space[at].mean(axis=0)) @ whitening) ** 2).sum(axis=1), REACH))
+        shapes.append(_Shape(whitening / np.sqrt(reach), reach, float(np.log(values).sum() / 2)))
+    return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    mean: Doubles
+    scale: Doubles
+    features: Doubles
+    base: float
+    bits: int
+    words: Doubles
+
+
+def _fit_kind(rows: Sequence[Labelled], space: Doubles, shared: Doubles) -> _Kind:
+    mean, scale = space.mean(axis=0), space.std(axis=0) + 0.1
+    own = np.clip((space - mean) / scale, -OWN_CLIP, OWN_CLIP)
+    bits, words = _words([row.counted for row in rows])
+    wanted = _softened(rows) - shared
+    features, weights, base = _ridge(own, words, 1 << bits, wanted)
+    return _Kind(mean, scale, features, base, bits, weights)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sparse:
+    """Which words are in which prompt; each counts once, and all of a prompt count as much as those of another."""
+
+    at: NDArray[np.int64]
+    row: NDArray[np.int64]
+    value: Doubles
+    rows: int
+
+    def times(self, weights: Doubles) -> Doubles:
+        return np.bincount(self.row, weights[self.at] * self.value, minlength=self.rows)
+
+    def transposed(self, values: Doubles, size: int) -> Doubles:
+        return np.bincount(self.at, values[self.row] * self.value, minlength=size)
+
+
+def _words(prompts: Sequence[Counted]) -> tuple[int, _Sparse]:
+    hashes = [np.unique(np.concatenate((each.words, each.pairs))) for each in prompts]
+    different, counts = np.unique(np.concatenate(hashes), return_counts=True)
+    kept = int(np.count_nonzero(counts >= SEEN_TWICE))
+    bits = min(BITS[1], max(BITS[0], int(np.ceil(np.log2(2 * kept + 1)))))
+    found = [np.unique(places(each, bits)) for each in hashes]
+    sizes = np.array([len(each) for each in found])
+    at, row = np.concatenate(found), np.repeat(np.arange(len(found)), sizes)
+    value = np.repeat(1 / np.sqrt(sizes + 1.0), sizes)
+    often = np.bincount(at, minlength=1 << bits)[at] >= SEEN_TWICE
+    return bits, _Sparse(at[often], row[often], value[often], len(found))
+
+
+def _softened(rows: Sequence[Labelled]) -> Doubles:
+    """Labels with less chance in them: one answer of each model says little about its next one."""
+    gains = np.array([row.gain for row in rows])
+    tasks = np.unique([row.task for row in rows], return_inverse=True)[1]
+    often = np.bincount(tasks)
+    by_task = (np.bincount(tasks, gains) + TASK_ROWS * gains.mean()) / (often + TASK_ROWS)
+    explained = _explained(rows, gains)
+    return np.asarray((1 - SOFT - TASK) * gains + SOFT * explained + TASK * by_task[tasks])
+
+
+def _explained(rows: Sequence[Labelled], gains: Doubles) -> Doubles:
+    """What the other models' scores tell of the gain; the gain itself where there are none."""
+    models = sorted({name for row in rows for name in row.others})
+    if not models:
+        return gains
+    table = np.array([[row.others.get(name, np.nan) for name in models] for row in rows])
+    table = np.where(np.isnan(table), np.nanmean(table, axis=0), table)
+    ease = table.mean(axis=1)
+    ease = (ease - ease.mean()) / (ease.std() + 1e-9)
+    shape = 3 * np.column_stack((ease, ease**2, ease**3, np.exp(-(ease**2))))
+    space = np.column_stack((shape, (table - table.mean(axis=0)) / (table.std(axis=0) + 1e-9)))
+    space -= space.mean(axis=0)
+    square = space.T @ space + OTHERS_RIDGE * np.eye(space.shape[1])
+    slopes = np.linalg.solve(square, space.T @ (gains - gains.mean()))
+    return np.asarray(gains.mean() + space @ slopes)
+
+
+def _ridge(features: Doubles, words: _Sparse, size: int, wanted: Doubles) -> tuple[Doubles, Doubles, float]:
+    """Least squares, shrunk, by conjugate gradients. The base is not shrunk."""
+    split = features.shape[1]
+    ease = np.concatenate((np.full(split, OWN_RIDGE**-0.5), np.full(size, WORD_RIDGE**-0.5)))
+    rows = len(wanted)
+
+    def forwards(solution: Doubles) -> Doubles:
+        scaled = solution * ease
+        made = features @ scaled[:split] + words.times(scaled[split:])
+        return np.asarray(made - made.mean())
+
+    def backwards(values: Doubles) -> Doubles:
+        values = values - values.mean()
+        return np.concatenate((features.T @ values, words.transposed(values, size))) * ease
+
+    solution = np.zeros(split + size)
+    residual = backwards(wanted)
+    direction, square = residual.copy(), float(residual @ residual)
+    goal = square * PRECISION**2
+    for _ in range(STEPS):
+        if square <= goal:
+            break
+        image = backwards(forwards(direction)) + direction
+        step = square / float(direction @ image)
+        solution += step * direction
+        residual -= step * image
+        before, square = square, float(residual @ residual)
+        direction = residual + (square / before) * direction
+    scaled = solution * ease
+    made = features @ scaled[:split] + words.times(scaled[split:])
+    return scaled[:split], scaled[split:], float(wanted.mean() - made.sum() / rows)
+
+
+__all__ = ["ENOUGH", "Labelled", "TooFewError", "standardised", "train"]

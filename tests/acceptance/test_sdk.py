@@ -1,0 +1,189 @@
+"""The official OpenAI SDK against `pointsman up` with the example settings, as a newcomer would try it."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, cast
+
+import openai
+import pytest
+import yaml
+from redis.asyncio import Redis
+
+from router import topics
+from tests.acceptance.processes import ROOT, Pointsman, Process, pointsman
+from tools.kafka.broker import free_ports
+
+MARKER = "zyxwvu-prompt-marker-4711"
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pointsman, Process]]:
+    folder = tmp_path_factory.mktemp("up")
+    settings = yaml.safe_load((ROOT / "examples" / "pointsman.yaml").read_text(encoding="utf-8"))
+    settings["data"] = str(folder / "data")
+    with pointsman(folder, settings) as ours:
+        [port] = free_ports(1)
+        process = asyncio.run(ours.up(port).ready())
+        yield ours, process
+
+
+def the_client(up: tuple[Pointsman, Process], **options: Any) -> openai.OpenAI:
+    ours, process = up
+    return openai.OpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0, **options)
+
+
+def finished(client: openai.OpenAI, job_id: str) -> dict[str, Any]:
+    job = cast(dict[str, Any], client.get(f"/jobs/{job_id}?wait=20", cast_to=object))
+    assert job["status"] == "completed", job
+    return job
+
+
+async def test_the_sdk_waits_streams_leaves_and_comes_back(up: tuple[Pointsman, Process]) -> None:
+    client = the_client(up)
+    say: list[Any] = [{"role": "user", "content": "Say hello to the world"}]
+
+    raw = client.chat.completions.with_raw_response.create(model="auto", messages=say)
+    answer = raw.parse()
+    streamed = "".join(
+        chunk.choices[0].delta.content or ""
+        for chunk in client.chat.completions.create(model="light", messages=say, stream=True)
+        if chunk.choices
+    )
+    with client.chat.completions.stream(model="light", messages=say) as helper:
+        final = helper.get_final_completion()
+    job = client.chat.completions.create(model="heavy", messages=say, extra_body={"async": True})
+    receipt = finished(client, job.id)
+    retrieved = client.chat.completions.retrieve(job.id)
+
+    assert answer.choices[0].message.content == streamed == "Say hello to the world"
+    assert final.choices[0].message.content == streamed
+    assert raw.headers["x-pointsman-lane"] == "echo.text.light"
+    assert raw.headers["x-request-id"].startswith("req_")
+    assert retrieved.choices[0].message.content == streamed
+    assert retrieved.id == f"chatcmpl-{job.id.removeprefix('job_')}"
+    assert receipt["pointsman"]["lane"] == "echo.text.heavy"
+    assert [line["meter"] for line in receipt["pointsman"]["charges"]] == ["input", "output"]
+
+
+async def test_the_sdks_own_errors_are_raised(up: tuple[Pointsman, Process]) -> None:
+    client = the_client(up)
+    say: list[Any] = [{"role": "user", "content": "Hello"}]
+
+    with pytest.raises(openai.AuthenticationError) as wrong_key:
+        client.with_options(api_key="pm-not-a-key-of-anybody").models.list()
+    with pytest.raises(openai.NotFoundError) as no_model:
+        client.chat.completions.create(model="no-such-model", messages=say)
+    with pytest.raises(openai.BadRequestError) as bad_value:
+        client.chat.completions.create(model="auto", messages=say, temperature=9)
+    with pytest.raises(openai.BadRequestError) as streamed_job:
+        client.chat.completions.create(model="auto", messages=say, stream=True, extra_body={"async": True})
+    with pytest.raises(openai.BadRequestError) as unknown_wish:
+        client.chat.completions.create(model="auto", messages=say, extra_body={"pointsman": {"dedline_s": 5}})
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.retrieve("chatcmpl-01K00000000000000000000000")
+
+    assert wrong_key.value.code == "invalid_api_key"
+    assert (no_model.value.code, no_model.value.param) == ("model_not_found", "model")
+    assert bad_value.value.param == "temperature"
+    assert streamed_job.value.param == "stream"
+    assert "dedline_s" in str(unknown_wish.value)
+
+
+async def test_the_sdk_example_of_the_readme_runs(up: tuple[Pointsman, Process]) -> None:
+    ours, process = up
+    environ = os.environ | {"OPENAI_BASE_URL": f"{process.url}/v1", "OPENAI_API_KEY": ours.key}
+
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, str(ROOT / "examples" / "sdk.py")],
+        env=environ, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("completed ")
+    assert done.stdout.rstrip().endswith("why the sky is blue.")
+
+
+async def test_costs_keys_and_topics_are_shown_while_it_runs(up: tuple[Pointsman, Process]) -> None:
+    ours, _ = up
+    client = the_client(up)
+    for model in ("light", "heavy"):
+        client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Count this"}])
+    data = ("--data", str(ours.data))
+
+    by = {
+        name: rows(ours.command("costs", "--by", name, "--json", *data)) for name in ("deployment", "tenant", "batch")
+    }
+    new_key = ours.command("keys", "create", "--name", "second", *data).strip()
+    listed = ours.command("keys", "list", *data)
+    shown = ours.command("topics", *data)
+
+    assert {row["name"] for row in by["deployment"]} == {"light", "heavy"}
+    assert sum(row["jobs"] for row in by["batch"]) == sum(row["jobs"] for row in by["tenant"]) >= 2
+    assert len({sum(Decimal(row["usd"]) for row in table) for table in by.values()}) == 1
+    assert new_key not in listed and "second" in listed and ours.key not in listed
+    assert len(the_client(up).with_options(api_key=new_key).models.list().data) > 0
+    assert "jobs.dead" in shown and "missing" not in shown
+
+
+def rows(printed: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+async def test_no_prompt_and_no_key_is_in_a_log_a_metric_an_error_a_header_or_a_redis_key(
+    up: tuple[Pointsman, Process],
+) -> None:
+    ours, process = up
+    client = the_client(up)
+    say: list[Any] = [{"role": "user", "content": f"Say {MARKER}"}]
+    client.chat.completions.create(model="auto", messages=say)
+    job = client.chat.completions.create(model="auto", messages=say, extra_body={"async": True})
+    finished(client, job.id)
+    for text in (f"fail:rejected {MARKER}", f"fail:misconfigured {MARKER}"):
+        with pytest.raises(openai.APIStatusError):
+            client.chat.completions.create(model="auto", messages=[{"role": "user", "content": text}])
+    errors = []
+    for bad in ({"temperature": MARKER}, {"messages": MARKER}, {"stop": {MARKER: 1}}, {"metadata": {"a": [MARKER]}}):
+        with pytest.raises(openai.APIStatusError) as refused:
+            client.post("/chat/completions", body={"model": "auto", "messages": say, **bad}, cast_to=object)
+        errors.append(str(refused.value.body))
+    metrics = client._client.get(f"{process.url}/metrics").text
+
+    redis = Redis(unix_socket_path=str(ours.data / "valkey" / "valkey.sock"))
+    try:
+        names = [name.decode() async for name in redis.scan_iter(count=1000)]
+        values = [await dumped(redis, name) for name in names]
+        records: list[Any] = [
+            entry for topic in topics.FIXED for entry in cast(Any, await redis.xrange(f"log:{topic}"))
+        ]
+        headers = [
+            field.decode() + value.decode() for _, fields in records for field, value in fields.items() if field != b"v"
+        ]
+    finally:
+        await redis.aclose()
+
+    nowhere = [process.output.read_text(encoding="utf-8"), metrics, *errors, *names, *headers]
+    assert [place[:300] for place in nowhere if MARKER in place] == []
+    assert [place[:300] for place in [*nowhere, *values] if ours.key in place] == []
+    assert any(MARKER in value for value in values), "the results are on the board, so the search does find things"
+
+
+async def dumped(redis: "Redis", name: str) -> str:
+    match await redis.type(name):
+        case b"string":
+            return str(await redis.get(name))
+        case b"hash":
+            return str(await cast(Any, redis.hgetall(name)))
+        case b"zset":
+            return str(await redis.zrange(name, 0, -1))
+        case b"stream":
+            return str(await redis.xrange(name))
+        case b"set":
+            return str(await cast(Any, redis.smembers(name)))
+        case kind:
+            raise AssertionError(f"nobody looks into a {kind!r}")
