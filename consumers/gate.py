@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from math import inf
+from math import ceil, inf
 from typing import Generic, TypeVar
 
 from consumers.outcome import LONGEST_PARK_S
@@ -15,6 +15,8 @@ from policies.quota import Part, Room, Scope, State, Verdict, Wait
 TOKENS_AGAIN_S = 1.0  # others give tokens back as well, which is not heard of here
 PLACES_AGAIN_S = 0.25  # and places
 ANSWER_S = 0.005  # until Redis will have answered who is asking
+LEAST_S = 0.001  # no wait is shorter, or rounding would make one of nothing
+ROUNDING_S = 1e-6
 MOST_PARTS = 20_000
 
 Item = TypeVar("Item")
@@ -58,6 +60,17 @@ class Gate:
     def room(self, part: Part, tokens: float, now: float) -> int:
         """How many jobs of so many tokens it would take at once now; none before the first verdict."""
         return self._of(part).room(part, tokens, now)
+
+    def within(self, part: Part, seconds: float, *, tokens: float, held_s: float, now: float) -> int:
+        """How many jobs it would let through in so long a time, if they are so large and run for so long."""
+        most = [inf]
+        if part.requests is not None:
+            most.append(part.requests.rate * seconds)
+        if part.tokens is not None and tokens > 0:
+            most.append(part.tokens.rate * seconds / tokens)
+        if part.concurrency is not None and held_s > 0:
+            most.append(part.concurrency * seconds / held_s)
+        return self.room(part, tokens, now) + ceil(min(*most, MOST_PARTS))
 
     def ask(self, job_id: str, parts: Sequence[Part], tokens: int) -> None:
         """This job goes to ask."""
@@ -147,16 +160,19 @@ class HeldBack(Generic[Item]):
         self._taken(part.key, line, len(taken))
         return taken
 
-    def last(self, most: int, *, least_urgent: int) -> list[Item]:
-        """Up to so many jobs of the longest line, the last first, none less urgent than that."""
-        if not self._lines:
-            return []
-        key, line = max(self._lines.items(), key=lambda each: len(each[1].items))
+    def longest(self) -> tuple[Part | None, list[Item]]:
+        """The part that holds back the most jobs, and these, in no order."""
+        line = max(self._lines.values(), key=lambda each: len(each.items), default=None)
+        return (None, []) if line is None else (line.part, [entry[2] for entry in line.items])
+
+    def last(self, part: Part, most: int, *, least_urgent: int) -> list[Item]:
+        """Up to so many jobs of a part, the last first, none less urgent than that."""
+        line = self._lines[part.key]
         some = heapq.nlargest(most, (entry for entry in line.items if entry[0] <= least_urgent))
         gone = {entry[1] for entry in some}
         line.items = [entry for entry in line.items if entry[1] not in gone]
         heapq.heapify(line.items)
-        self._taken(key, line, len(some))
+        self._taken(part.key, line, len(some))
         return [entry[2] for entry in some]
 
     def _taken(self, key: str, line: "_Line[Item]", number: int) -> None:
@@ -222,7 +238,8 @@ class _Known:
         waits.append(for_tokens if for_tokens > LONGEST_PARK_S else self._or_look(for_tokens, TOKENS_AGAIN_S, now))
         if part.concurrency is not None and self.places - self.asking_requests < 1:
             waits.append(self._or_look(inf, PLACES_AGAIN_S, now))
-        return max(0.0, *waits)
+        longest = max(waits)
+        return max(LEAST_S, longest) if longest > ROUNDING_S else 0.0
 
     def room(self, part: Part, tokens: float, now: float) -> int:
         if self.at is None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from statistics import fmean
 
 import structlog
 from ulid import ULID
@@ -100,6 +101,7 @@ class Worker:
     _door_was_last: dict[str, bool] = field(default_factory=dict)
     _opens_at: dict[str, float] = field(default_factory=dict)
     _usual: dict[str, Usual] = field(default_factory=dict)
+    _limits: dict[str, tuple[Part, ...]] = field(default_factory=dict)
     _open: Microbatches[Turn[_Ticket]] = field(default_factory=Microbatches)
     _parked: list[tuple[float, int, _Ticket]] = field(default_factory=list)
     _order: "count[int]" = field(default_factory=count)
@@ -185,12 +187,16 @@ class Worker:
         self._queue(_Ticket(job, delivery, size, enforced(of_tenant), enforced(of_deployment)))
 
     def _make_room(self, tasks: asyncio.TaskGroup, subscription: Subscription) -> None:
-        """What a tenant's quota holds back must not fill the look-ahead: the last of it waits on a retry topic."""
-        most = len(self._held_back) - self.bounds.look_ahead // 4
-        now, seconds = self.clock() + self._board_minus_ours, LONGEST_PARK_S + 1
-        if most <= 0 or now < 0:
+        """What a tenant's quota holds back for long must not fill the look-ahead: it waits on a retry topic."""
+        now, seconds = self.clock() + self._board_minus_ours, LONGEST_PARK_S
+        part, line = self._held_back.longest()
+        if part is None or now < 0:
             return
-        for ticket in self._held_back.last(most, least_urgent=URGENCY[JobClass.BULK]):
+        tokens = fmean(ticket.job.estimate.tokens for ticket in line)
+        held_s = fmean(self.expected.seconds(ticket.job.tenant, ticket.job.route.deployment) for ticket in line)
+        soon = self.attempt.gate.within(part, seconds, tokens=tokens, held_s=held_s, now=self.clock())
+        most = min(len(self._held_back) - self.bounds.look_ahead // 4, len(line) - soon)
+        for ticket in self._held_back.last(part, most, least_urgent=URGENCY[JobClass.BULK]):
             self.meters.outcome(later := Later(seconds, "quota_queue", now + seconds))
             tasks.create_task(self._postpone(subscription, ticket, seconds, now + seconds, later.reason))
 
@@ -222,7 +228,9 @@ class Worker:
         usual = self._usual.get(name)
         if deployment is None or usual is None:
             return self.bounds.slots
-        for part in enforced(deployment_scope(deployment)):
+        if name not in self._limits:
+            self._limits[name] = enforced(deployment_scope(deployment))
+        for part in self._limits[name]:
             steady = places(usual, part.requests, part.tokens)
             if steady is not None:
                 saved = self.attempt.gate.room(part, usual.tokens or 0.0, now)

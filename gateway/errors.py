@@ -202,7 +202,7 @@ def _over_quota(error: OverQuotaError) -> ApiError:
         429,
         "rate_limit_exceeded",
         message,
-        error.limit if error.limit in ("requests", "tokens") else "rate_limit_error",
+        next((kind for kind in ("requests", "tokens") if error.limit.startswith(kind)), "rate_limit_error"),
         retry=True,
         retry_after=error.seconds,
         headers=headers,

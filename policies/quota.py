@@ -62,6 +62,10 @@ class Scope:
     parts: tuple[Part, ...]
     output_burndown: float = 1.0
     cache_reads_count: bool = True
+    arguments: tuple[Value, ...] = field(init=False, repr=False, compare=False)  # of `quota_reserve`
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", tuple(each for part in self.parts for each in _arguments(part)))
 
     def counted(self, usage: Usage) -> int:
         """The tokens that a call has used here."""
@@ -247,16 +251,7 @@ class Quotas:
             return Granted()
         nano = "" if usd is None else _nanodollars(usd)
         args: list[Value] = [rid, _milliseconds(ttl_s), _milliseconds(hold_s), nano, max(0, tokens)]
-        for part in scope.parts:
-            budget = part.usd_per_month
-            args += [
-                "" if part.concurrency is None else part.concurrency,
-                "" if budget is None else _nanodollars(budget, ROUND_FLOOR),
-                "" if part.tokens_per_day is None else part.tokens_per_day,
-                "1" if part.shadow else "",
-                *_bucket(part.requests),
-                *_bucket(part.tokens),
-            ]
+        args += scope.arguments
         answer = await self._scripts.run(self._reserve, _keys(scope, rid), args)
         return _verdict(scope, cast("_Answer", answer))
 
@@ -363,6 +358,18 @@ def _keys(scope: Scope, rid: str) -> list[str]:
 
 def _held(slot: str, rid: str) -> str:
     return f"{slot}:quota:held:{rid}"
+
+
+def _arguments(part: Part) -> tuple[Value, ...]:
+    budget = part.usd_per_month
+    return (
+        "" if part.concurrency is None else part.concurrency,
+        "" if budget is None else _nanodollars(budget, ROUND_FLOOR),
+        "" if part.tokens_per_day is None else part.tokens_per_day,
+        "1" if part.shadow else "",
+        *_bucket(part.requests),
+        *_bucket(part.tokens),
+    )
 
 
 def _bucket(limit: Limit | None) -> tuple[Value, Value]:

@@ -5,7 +5,7 @@ Keys of a tenant carry `{t:<tenant>}` and so share a slot. All moments come from
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import cast
 
@@ -119,10 +119,14 @@ class Attempted:
     lines: tuple[ChargeLine, ...]
     tokens: int
     settle: tuple[Sequence[str], Sequence[Value]] = ((), ())
+    _texts: dict[bool, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def text(self, job: Job, *, concluded: bool) -> str:
-        """As it goes to the ledger."""
-        return ledger.attempt_text(job, self.attempt, self.microbatch, self.lines, self.tokens, concluded=concluded)
+        """As it goes to the ledger. Made once: board and log both get it."""
+        if concluded not in self._texts:
+            made = ledger.attempt_text(job, self.attempt, self.microbatch, self.lines, self.tokens, concluded=concluded)
+            self._texts[concluded] = made
+        return self._texts[concluded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +274,7 @@ class Board:
             int(deadline_s * 1000),
             kept_ms,
             most_unfinished,
-            job.job_class,
+            str(job.job_class),
             most_in_class,
             job.payload.path if job.payload else "",
             self._keep_ms,
@@ -382,9 +386,9 @@ class Board:
         keys, arguments = conclusion.attempted.settle if conclusion.attempted else ((), ())
         fields: list[Value] = []
         if conclusion.usage is not None:
-            fields += ["usage", json.dumps(conclusion.usage)]
+            fields += ["usage", envelope.to_json(conclusion.usage)]
         if conclusion.error is not None:
-            fields += ["error", json.dumps(conclusion.error)]
+            fields += ["error", json.dumps(conclusion.error)]  # escaped: an upstream may cut a character in two
         if conclusion.result_at is not None:
             fields += ["result_at", envelope.payload_text(conclusion.result_at)]
         answer = await self._run(
@@ -393,7 +397,7 @@ class Board:
             job.id,
             _name(job),
             owner,
-            conclusion.state,
+            str(conclusion.state),
             conclusion.event,
             self._keep_ms,
             *(_charge(job, conclusion.attempted, concluded=True) if conclusion.attempted else [""] * 7),
@@ -454,9 +458,9 @@ class Board:
         """What waits to be published, of one job or of any."""
         flat = cast("list[bytes]", await self._run(self._outbox, tenant, job_id, int(age_s * 1000), most))
         entries = []
-        for field, text in zip(flat[::2], flat[1::2], strict=True):
+        for name, text in zip(flat[::2], flat[1::2], strict=True):
             at, _, rest = text.decode().partition("\n")
-            entries.append(OutboxEntry(field.decode(), int(at) / 1000, rest))
+            entries.append(OutboxEntry(name.decode(), int(at) / 1000, rest))
         return entries
 
     async def published(self, tenant: str, fields: Sequence[str]) -> None:

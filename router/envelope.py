@@ -45,7 +45,7 @@ def _check_texts(headers: Mapping[str, str], job: Job) -> None:
     texts = "".join(headers.get(name, "") for name in _TEXTS)
     texts.encode()
     if "\\u" in texts:
-        _json(to_headers(job)).encode()
+        to_json(to_headers(job)).encode()
 
 
 def postponed(record: Record, topic: str, *, due_at: float, reason: str) -> Record:
@@ -78,7 +78,7 @@ def to_headers(job: Job) -> dict[str, str]:
         "endpoint": job.endpoint,
         "model": job.model,
         "class": str(job.job_class),
-        "route": _json(
+        "route": to_json(
             {
                 "deployment": route.deployment,
                 "backend": route.backend,
@@ -88,7 +88,7 @@ def to_headers(job: Job) -> dict[str, str]:
                 "score": route.score,
             }
         ),
-        "estimate": _json(
+        "estimate": to_json(
             {
                 "input": job.estimate.input_tokens,
                 "output": job.estimate.output_tokens,
@@ -101,7 +101,7 @@ def to_headers(job: Job) -> dict[str, str]:
     if job.stream:
         headers["stream"] = "1"
     if job.metadata:
-        headers["metadata"] = _json(dict(job.metadata))
+        headers["metadata"] = to_json(dict(job.metadata))
     if job.traceparent:
         headers["traceparent"] = job.traceparent
     if job.payload:
@@ -119,7 +119,7 @@ def to_headers(job: Job) -> dict[str, str]:
 
 def about(job: Job) -> str:
     """The headers of a job as one text, for the board."""
-    return _json(to_headers(job))
+    return to_json(to_headers(job))
 
 
 def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
@@ -165,7 +165,7 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
 
 def payload_text(payload: Payload) -> str:
     """A payload pointer as JSON text."""
-    return _json({"path": payload.path, "sha256": payload.sha256, "size": payload.size})
+    return to_json({"path": payload.path, "sha256": payload.sha256, "size": payload.size})
 
 
 def payload_of(text: str) -> Payload:
@@ -198,5 +198,6 @@ def _ms(moment: float) -> str:
     return f"{moment * 1000:.0f}"
 
 
-def _json(value: object) -> str:
+def to_json(value: object) -> str:
+    """Compact JSON."""
     return _JSON.encode(value)

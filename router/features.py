@@ -4,6 +4,7 @@ There are no regular expressions: one table sorts the bytes into letters, digits
 is arithmetic on arrays, so that no text is slower than another of its length.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -236,23 +237,21 @@ def _features(
     digits = lengths[kinds == _DIGIT]
     words = len(letters) or 1
     long = int(np.count_nonzero(letters >= 9))
-    member = _membership(hashes[is_word], tables)
-    listed = member.sum(axis=0)[: len(_LISTS)]
-    first = member[0, len(_LISTS) :] if len(member) else np.zeros(len(_STARTS), np.float32)
-    different = len(np.unique(hashes[is_word]))
+    spelled = hashes[is_word]
+    listed, first = _membership(spelled, tables)
+    spelled.sort()
+    different = int(np.count_nonzero(spelled[1:] != spelled[:-1])) + bool(len(spelled))
+    letters_mean, letters_deviation = _spread(letters)
 
     newlines = np.flatnonzero(data == _NEWLINE)
     options = _options(data, newlines)
     is_choice = len(options) >= OPTIONS
     stem_ends = int(options[0]) if is_choice else size
-    apart = np.diff(np.append(options, size)) if is_choice else np.zeros(1, np.int64)
+    apart_mean, apart_deviation = _spread(np.diff(options, append=size)) if is_choice else (0.0, 0.0)
     stem = raw[:stem_ends].rstrip()
     lines = _Lines.of(data, newlines)
     last = lines.last(raw)
-    opened = np.flatnonzero(data[1:] == _OPEN)
-    calls = int(np.count_nonzero(tables.kind[data[opened] | 32] == _LETTER))
-    is_dot = data[np.maximum(starts - 1, 0)] == _DOT
-    methods = int(np.count_nonzero(is_dot & is_word & (data[np.minimum(ends, size - 1)] == _OPEN))) if len(data) else 0
+    calls, methods = _calls(data, starts, ends, is_word, tables) if b"(" in raw else (0, 0)
     counts = (
         whole,
         len(letters),
@@ -263,8 +262,8 @@ def _features(
         len(digits),
         int(np.count_nonzero(digits == 4)),
         stem_ends if is_choice else 0,
-        float(apart.mean()),
-        float(apart.std()),
+        apart_mean,
+        apart_deviation,
         _capitalised(data),
         raw.count(b"```"),
         raw.count(b"\n    "),
@@ -278,25 +277,24 @@ def _features(
         lines.longest,
         methods,
         last.count(b","),
-        sum(map(last.count, (b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9"))),
+        _digits(last),
         last.count(b"'") + last.count(b'"'),
         last.count(b" "),
     )
-    tail = data[stem_ends:]
-    tail_digits = int(np.count_nonzero((tail >= 48) & (tail <= 57))) if is_choice else 0
+    tail = raw[stem_ends:]
     ratios = (
-        float(letters.mean()) if len(letters) else 0.0,
-        float(letters.std()) if len(letters) else 0.0,
+        letters_mean,
+        letters_deviation,
         long / words,
         int(np.count_nonzero(letters >= 12)) / words,
         int(np.count_nonzero(letters <= 3)) / words,
         different / words,
-        float(digits.mean()) if len(digits) else 0.0,
+        int(digits.sum()) / (len(digits) or 1),
         min(12, int(digits.max())) if len(digits) else 0,
         len(digits) / (len(kinds) or 1),
         len(options),
         float(is_choice),
-        tail_digits / (len(tail) or 1),
+        _digits(tail) / (len(tail) or 1),
         float(stem.endswith(b"?")),
         float(stem.endswith(b":")),
         float(b"__" in stem),
@@ -304,25 +302,53 @@ def _features(
     )
     return np.concatenate(
         (
-            np.log1p(np.array(counts, np.float32)),
-            np.log1p(marks),
-            np.log1p(listed),
+            np.log1p(np.concatenate((np.array(counts, np.float32), marks, listed))),
             np.array(ratios, np.float32),
-            marks[list(_SHARED)] / np.float32(size),
+            marks[_shared()] / np.float32(size),
             listed[_rated()] / np.float32(words),
             first,
         )
     )
 
 
-def _membership(words: Hashes, tables: _Tables) -> Floats:
-    """For each word, which lists hold it."""
-    at = np.minimum(np.searchsorted(tables.listed, words), len(tables.listed) - 1)
-    return np.where((tables.listed[at] == words)[:, None], tables.member[at], np.float32(0))
+def _membership(words: Hashes, tables: _Tables) -> tuple[Floats, Floats]:
+    """How many of the words each list holds, and which starts the first word is."""
+    at = tables.listed.searchsorted(words)
+    at[at == len(tables.listed)] = 0
+    is_listed = tables.listed[at] == words
+    listed = np.add.reduce(tables.member[at[is_listed]], axis=0)[: len(_LISTS)]
+    if len(words) and is_listed[0]:
+        return listed, tables.member[at[0], len(_LISTS) :]
+    return listed, np.zeros(len(_STARTS), np.float32)
+
+
+def _digits(text: bytes) -> int:
+    return len(text) - len(text.translate(None, _MARKS["digits"]))
+
+
+def _calls(
+    data: NDArray[np.uint8], starts: Places, ends: Places, is_word: NDArray[np.bool_], tables: _Tables
+) -> tuple[int, int]:
+    """How often a letter, and how often a word after a full stop, is followed by a parenthesis."""
+    opened = np.flatnonzero(data[1:] == _OPEN)
+    calls = np.count_nonzero(tables.kind[data[opened] | 32] == _LETTER)
+    is_dot = data[np.maximum(starts - 1, 0)] == _DOT
+    methods = np.count_nonzero(is_dot & is_word & (data[np.minimum(ends, len(data) - 1)] == _OPEN))
+    return int(calls), int(methods)
+
+
+def _spread(values: Places) -> tuple[float, float]:
+    """Mean and standard deviation, 0 for nothing."""
+    if not len(values):
+        return 0.0, 0.0
+    mean = int(values.sum()) / len(values)
+    return mean, math.sqrt(max(0.0, int(values @ values) / len(values) - mean * mean))
 
 
 def _options(data: NDArray[np.uint8], newlines: Places) -> Places:
     """Where the lines "A. ", "(b) ", "C: " begin."""
+    if not len(newlines):
+        return newlines
     padded = np.append(data, np.zeros(4, np.uint8))
     letter = newlines + 1 + (padded[newlines + 1] == _OPEN)
     following, blank = padded[letter + 1], padded[letter + 2]
@@ -354,10 +380,12 @@ class _Lines:
 
     @classmethod
     def of(cls, data: NDArray[np.uint8], newlines: Places) -> "_Lines":
-        begins = np.append(np.zeros(1, np.int64), newlines + 1)
-        ends = np.append(newlines, len(data))
-        solid = np.flatnonzero((data != _SPACE) & (data != _NEWLINE))
-        at = np.append(solid, len(data))[np.searchsorted(solid, begins)]
+        begins = np.empty(len(newlines) + 1, np.int64)
+        ends = np.empty(len(newlines) + 1, np.int64)
+        begins[0], begins[1:] = 0, newlines + 1
+        ends[:-1], ends[-1] = newlines, len(data)
+        solid = np.append(np.flatnonzero((data != _SPACE) & (data != _NEWLINE)), len(data))
+        at = solid[solid.searchsorted(begins)]
         is_full = at < ends
         begins, ends, indents = begins[is_full], ends[is_full], (at - begins)[is_full]
         if not len(begins):
@@ -375,8 +403,13 @@ class _Lines:
 
 
 @cache
-def _rated() -> list[int]:
-    return [list(_LISTS).index(name) for name in _RATED]
+def _shared() -> Places:
+    return np.array(_SHARED)
+
+
+@cache
+def _rated() -> Places:
+    return np.array([list(_LISTS).index(name) for name in _RATED])
 
 
 @cache

@@ -26,7 +26,7 @@ SHIPPED = "gain.npz"
 LARGEST = 4 * 1024 * 1024  # bytes of a weights file that is read
 VERSION = 1
 CLIP, OWN_CLIP = 4.0, 3.0  # standard deviations, over all prompts and within a kind
-FAR = 1.5  # from this squared distance on, in radii, a prompt is of no kind; up to 1 it is wholly of it
+FAR = 1.3  # from this squared distance on, in radii, a prompt is of no kind; up to 1 it is wholly of it
 SEEN = 0.02  # a kind that a prompt resembles less is left out
 REASONS = 4
 NOTABLE = 0.1  # of the sum of all that moved the score; what moved it less is not named
@@ -46,9 +46,9 @@ class Weights:
     kinds: NDArray[np.str_]
     mean: Floats
     scale: Floats
+    likeness: Floats  # kinds by features: with `likeness_base`, the logarithm of how likely a prompt is of a kind
+    likeness_base: Floats
     whitening: Floats  # a matrix for each kind, in whose space the kind is a ball of radius 1 around its mean
-    reach: Floats  # the squared radius of that ball before it was made 1
-    rarity: Floats  # what a kind's likelihood is divided by, as a logarithm
     common: Floats  # weights that hold for every kind
     common_base: Floats  # one number
     own_mean: Floats
@@ -81,6 +81,7 @@ class Predicted:
 
     gain: float
     kinds: Floats  # how much each kind's weights counted; the rest to 1 is what all kinds have in common
+    features: Floats  # standardised
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,9 @@ class GainScore:
         weights = self.weights or shipped()
         asked = turns.asked(body)
         counted = count(asked.text, asked.length)
-        value = squeezed(predict(counted, weights).gain, weights)
+        predicted = predict(counted, weights)
         lead = ("continues an earlier turn",) if asked.is_earlier else ()
-        return Score(round(value, 4), (*lead, *reasons(counted, weights))[:REASONS])
+        return Score(squeezed(predicted.gain, weights), (*lead, *reasons(predicted, weights))[:REASONS])
 
 
 @cache
@@ -153,28 +154,29 @@ def predict(counted: Counted, weights: Weights) -> Predicted:
     for kind in np.flatnonzero(shares).tolist():
         own = float(_own(features, kind, weights) @ weights.own[kind]) + float(weights.own_base[kind])
         gain += float(shares[kind]) * (float(common) + own + float(word_weights(counted, kind, weights).sum()))
-    return Predicted(gain, shares)
+    return Predicted(gain, shares, features)
 
 
 def standardised(features: Floats, weights: Weights) -> Floats:
     """Features in standard deviations of the training prompts; one prompt, or a row for each."""
-    return np.clip((features - weights.mean) / weights.scale, -CLIP, CLIP)
+    return np.minimum(np.maximum((features - weights.mean) / weights.scale, -CLIP), CLIP)
 
 
 def resemblance(features: Floats, weights: Weights) -> Floats:
     """How much each kind counts: at most 1 in all, 0 for kinds that the prompt resembles too little."""
-    away = np.matmul((features - weights.own_mean)[:, None, :], weights.whitening)[:, 0, :]
-    distances = np.einsum("kf,kf->k", away, away)
-    evidence = -weights.reach * distances / 2 - weights.rarity
+    evidence = weights.likeness @ features + weights.likeness_base
     likelihood = np.exp(evidence - evidence.max())
     shares = likelihood / likelihood.sum()
-    known = np.clip((FAR - distances) / (FAR - 1), 0, 1)
-    shares = np.where(shares < SEEN, 0, shares) * known
+    shares[shares < SEEN] = 0
+    for kind in np.flatnonzero(shares).tolist():
+        away = (features - weights.own_mean[kind]) @ weights.whitening[kind]
+        shares[kind] *= min(1.0, max(0.0, (FAR - float(away @ away)) / (FAR - 1)))
     return np.asarray(shares, np.float32)
 
 
 def _own(features: Floats, kind: int, weights: Weights) -> Floats:
-    return np.clip((features - weights.own_mean[kind]) / weights.own_scale[kind], -OWN_CLIP, OWN_CLIP)
+    apart = (features - weights.own_mean[kind]) / weights.own_scale[kind]
+    return np.minimum(np.maximum(apart, -OWN_CLIP), OWN_CLIP)
 
 
 def places(hashes: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
@@ -195,8 +197,8 @@ def word_weights(counted: Counted, kind: int, weights: Weights) -> Floats:
 
 def parts(counted: Counted, weights: Weights) -> list[Part]:
     """What moved the prediction, the largest first: features against the average prompt of their kind."""
-    features = standardised(counted.features, weights)
-    shares = resemblance(features, weights)
+    predicted = predict(counted, weights)
+    features, shares = predicted.features, predicted.kinds
     typical = shares @ weights.own_mean
     by_feature = (features - typical) * weights.common
     by_word = np.zeros(len(counted.words) + len(counted.pairs), np.float32)
@@ -208,11 +210,9 @@ def parts(counted: Counted, weights: Weights) -> list[Part]:
     return sorted(found, key=lambda part: -abs(part.added))
 
 
-def reasons(counted: Counted, weights: Weights) -> tuple[str, ...]:
+def reasons(predicted: Predicted, weights: Weights) -> tuple[str, ...]:
     """The kind that the prompt resembles and the features that moved the score most; never words of the prompt."""
-    features = standardised(counted.features, weights)
-    shares = resemblance(features, weights)
-    return tuple(_named(features, shares, weights))[:REASONS]
+    return tuple(_named(predicted.features, predicted.kinds, weights))[:REASONS]
 
 
 def _named(features: Floats, shares: Floats, weights: Weights) -> Iterator[str]:

@@ -33,15 +33,20 @@ class Outbox:
 
     async def publish(self, tenant: str, entries: Sequence[OutboxEntry]) -> None:
         """Put these on their topics, then strike them off. Raises what log or board raise; then call it again."""
-        await asyncio.gather(*(self._publish(entry) for entry in entries))
-        if entries:
-            await self.board.published(tenant, [entry.field for entry in entries])
+        for entry in entries:  # one after the other: of a job there are two, and tasks cost more than that saves
+            await self._publish(entry)
+        await self._strike(tenant, entries)
 
     async def drain(self, tenant: str, *, job_id: str = "", age_s: float = 0.0, most: int = 100) -> int:
         """Publish what waits, of one job or of any; returns how many entries that were."""
         entries = await self.board.outbox(tenant, job_id=job_id, age_s=age_s, most=most)
-        await self.publish(tenant, entries)
+        await asyncio.gather(*(self._publish(entry) for entry in entries))
+        await self._strike(tenant, entries)
         return len(entries)
+
+    async def _strike(self, tenant: str, entries: Sequence[OutboxEntry]) -> None:
+        if entries:
+            await self.board.published(tenant, [entry.field for entry in entries])
 
     async def _publish(self, entry: OutboxEntry) -> None:
         headers = {"version": "1", "id": entry.field, "at-ms": f"{entry.at * 1000:.0f}"}

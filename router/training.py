@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.features import LENGTH, NAMES, Counted, Floats
-from router.gain import OWN_CLIP, Weights, places, predict, standardised
+from router.gain import OWN_CLIP, Weights, places, predict
 
 ENOUGH = 300  # rows make a kind of their own
 OWN_RIDGE = 500.0  # rows against which a kind's feature weights are shrunk
@@ -20,7 +20,7 @@ OTHERS_RIDGE, TASK_ROWS = 30.0, 10.0
 COMMON = 0.03  # points of gain for a standard deviation of what all kinds have in common
 LENGTH_EXTRA = 0.5  # of it again for length alone
 OWN_SHAPE, SHARED_SHAPE, ROUND_SHAPE = 0.5, 0.1, 0.1  # what a kind's covariance is made of
-REACH = 0.9  # part of a kind's prompts that lie within its radius
+REACH = 0.98  # part of a kind's prompts that lie within its radius
 STEPS, PRECISION = 40, 1e-4
 SLOPE_CLIP = 4.0
 
@@ -48,13 +48,13 @@ class Labelled:
         return self.heavy - self.light
 
 
-def train(rows: Sequence[Labelled]) -> Weights:
+def train(rows: Sequence[Labelled], *, enough: int = ENOUGH) -> Weights:
     """Fit every kind (a source with enough rows) on its own, shrunk towards what they have in common."""
     sources = np.array([row.source for row in rows])
     names, sizes = np.unique(sources, return_counts=True)
-    kinds = [str(name) for name, size in zip(names, sizes, strict=True) if size >= ENOUGH]
+    kinds = [str(name) for name, size in zip(names, sizes, strict=True) if size >= enough]
     if not kinds:
-        raise TooFewError(f"no source has {ENOUGH} rows")
+        raise TooFewError(f"no source has {enough} rows")
     raw = np.array([row.counted.features for row in rows])
     gains = np.array([row.gain for row in rows])
     if not gains.std():
@@ -66,21 +66,15 @@ def train(rows: Sequence[Labelled]) -> Weights:
     common = _common(raw, scale, gains, members)
     shared = space @ common
     common_base = float(np.mean([(gains[at] - shared[at]).mean() for at in members]))
-    whitening = _whitening(space, members)
-    white = space @ whitening
-    centres = np.array([white[at].mean(axis=0) for at in members])
-    reach = [
-        np.quantile(((white[at] - centre) ** 2).sum(axis=1), REACH) for at, centre in zip(members, centres, strict=True)
-    ]
-
+    likeness, likeness_base, whitening = _shapes(space, members)
     fitted = [_fit_kind([rows[at] for at in those], space[those], shared[those]) for those in members]
     weights = Weights(
         kinds=np.array(kinds),
         mean=_single(mean),
         scale=_single(scale),
-        whitening=_single([each.whitening for each in shapes]),
-        reach=_single([each.reach for each in shapes]),
-        rarity=_single([each.rarity for each in shapes]),
+        likeness=_single(likeness),
+        likeness_base=_single(likeness_base),
+        whitening=_single(whitening),
         common=_single(common),
         common_base=_single([common_base]),
         own_mean=_single([each.mean for each in fitted]),
@@ -133,24 +127,20 @@ def _common(raw: Floats, scale: Doubles, gains: Doubles, members: Sequence[NDArr
     return np.asarray(common)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    whitening: Doubles
-    reach: float
-    rarity: float
-
-
-def _shapes(space: Doubles, members: Sequence[NDArray[np.int64]]) -> list[_Shape]:
-    """How far each kind spreads in which direction: half its own covariance, the rest what keeps it invertible."""
+def _shapes(space: Doubles, members: Sequence[NDArray[np.int64]]) -> tuple[Doubles, Doubles, Doubles]:
+    """What tells the kinds apart (a linear discriminant), and how far each spreads in which direction."""
     covariances = [np.cov(space[at], rowvar=False) for at in members]
-    rest = SHARED_SHAPE * np.mean(covariances, axis=0) + ROUND_SHAPE * np.eye(len(NAMES))
-    shapes = []
-    for at, covariance in zip(members, covariances, strict=True):
-        values, vectors = np.linalg.eigh(OWN_SHAPE * covariance + rest)
-        whitening = vectors / np.sqrt(values)
-        reach = float(np.quantile((((space[at] - space[at].mean(axis=0)) @ whitening) ** 2).sum(axis=1), REACH))
-        shapes.append(_Shape(whitening / np.sqrt(reach), reach, float(np.log(values).sum() / 2)))
-    return shapes
+    round_ = ROUND_SHAPE * np.eye(len(NAMES))
+    pooled = np.mean(covariances, axis=0)
+    means = np.array([space[at].mean(axis=0) for at in members])
+    likeness = np.linalg.solve(pooled + round_, means.T).T
+    whitening = []
+    for at, mean, covariance in zip(members, means, covariances, strict=True):
+        values, vectors = np.linalg.eigh(OWN_SHAPE * covariance + SHARED_SHAPE * pooled + round_)
+        own = vectors / np.sqrt(values)
+        distances = (((space[at] - mean) @ own) ** 2).sum(axis=1)
+        whitening.append(own / np.sqrt(np.quantile(distances, REACH)))
+    return likeness, -(likeness * means).sum(axis=1) / 2, np.array(whitening)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +180,7 @@ class _Sparse:
 
 def _words(prompts: Sequence[Counted]) -> tuple[int, _Sparse]:
     hashes = [np.unique(np.concatenate((each.words, each.pairs))) for each in prompts]
-    different, counts = np.unique(np.concatenate(hashes), return_counts=True)
+    counts = np.unique(np.concatenate(hashes), return_counts=True)[1]
     kept = int(np.count_nonzero(counts >= SEEN_TWICE))
     bits = min(BITS[1], max(BITS[0], int(np.ceil(np.log2(2 * kept + 1)))))
     found = [np.unique(places(each, bits)) for each in hashes]
@@ -259,6 +249,3 @@ def _ridge(features: Doubles, words: _Sparse, size: int, wanted: Doubles) -> tup
     scaled = solution * ease
     made = features @ scaled[:split] + words.times(scaled[split:])
     return scaled[:split], scaled[split:], float(wanted.mean() - made.sum() / rows)
-
-
-__all__ = ["ENOUGH", "Labelled", "TooFewError", "standardised", "train"]

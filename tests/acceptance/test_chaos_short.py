@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_nothing_is_lost_or_done_twice_while_workers_gateways_brokers_and_the_bo
     assert figures["duplicate_calls"] <= figures["duplicate_calls_allowed"]
 
 
-def drill() -> tuple[int, dict[str, object], str]:
+def drill() -> tuple[int, dict[str, Any], str]:
     """Its exit code, its figures, and everything it printed. One that takes too long is told to clean up."""
     command = [sys.executable, "-m", "bench.chaos", *DRILL]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:

@@ -46,7 +46,12 @@ def a_parent(folder: Path) -> Iterator[tuple["subprocess.Popen[str]", int]]:
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout is not None
-            yield parent, int(parent.stdout.readline())
+            pid = int(parent.stdout.readline())
+            try:
+                yield parent, pid
+            finally:
+                if is_valkey_of(pid, folder):
+                    os.kill(pid, signal.SIGKILL)
         finally:
             parent.kill()
 
@@ -59,6 +64,13 @@ def another_program() -> Iterator["subprocess.Popen[bytes]"]:
             yield program
         finally:
             program.kill()
+
+
+def is_valkey_of(pid: int, folder: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink() == folder / "valkey"
+    except OSError:
+        return False
 
 
 def is_alive(pid: int) -> bool:

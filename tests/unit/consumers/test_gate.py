@@ -29,6 +29,11 @@ def granted(part: Part = SMALL, **levels: float) -> Granted:
     return Granted(states=(state(part, **levels),))  # type: ignore[arg-type]
 
 
+def closed_for(seconds: float, part: Part = SMALL) -> Closed:
+    """Up to rounding."""
+    return Closed(part, pytest.approx(seconds))  # type: ignore[arg-type]
+
+
 def asking(gate: Gate, job: str, tokens: int = 10, *, now: float, part: Part = SMALL) -> bool:
     """Whether it may ask; then it does."""
     if gate.closed((part,), tokens, now) is not None:
@@ -50,9 +55,9 @@ def test_the_wait_is_exact_for_what_the_job_needs() -> None:
     gate = Gate()
     gate.told("a", granted(requests=0.5, tokens=3000), 0.0)
 
-    assert gate.closed((SMALL,), 10, 0.0) == Closed(SMALL, pytest.approx(0.05))
-    assert gate.closed((SMALL,), 3500, 0.0) == Closed(SMALL, pytest.approx(0.5))
-    assert gate.closed((SMALL,), 3500, 0.4) == Closed(SMALL, pytest.approx(0.1))
+    assert gate.closed((SMALL,), 10, 0.0) == closed_for(0.05)
+    assert gate.closed((SMALL,), 3500, 0.0) == closed_for(0.5)
+    assert gate.closed((SMALL,), 3500, 0.4) == closed_for(0.1)
     assert gate.closed((SMALL,), 3500, 0.5) is None
     assert gate.closed((SMALL,), 99_999, 0.0) == gate.closed((SMALL,), 10_000, 0.0)  # it waits for a full bucket
 
@@ -69,7 +74,7 @@ def test_those_that_are_asking_count_until_they_are_told() -> None:
     gate.forget("d")
 
     assert still_two is not None
-    assert gate.closed((SMALL,), 10, 0.0) == Closed(SMALL, pytest.approx(0.1))
+    assert gate.closed((SMALL,), 10, 0.0) == closed_for(0.1)
 
 
 def test_what_a_call_did_not_use_is_there_again_at_once() -> None:
@@ -80,7 +85,7 @@ def test_what_a_call_did_not_use_is_there_again_at_once() -> None:
 
     assert gate.closed((SMALL,), 900, 0.0) is None
     gate.give_back(scope, requests=0, tokens=-500, now=0.0)  # that one used more than it had reserved
-    assert gate.closed((SMALL,), 900, 0.0) == Closed(SMALL, pytest.approx(0.5))
+    assert gate.closed((SMALL,), 900, 0.0) == closed_for(0.5)
     gate.give_back(scope, requests=1000, tokens=10**9, now=0.0)
     assert gate.room(SMALL, 0.0, 0.0) == 100
     assert gate.room(SMALL, 1000.0, 0.0) == 10
@@ -93,7 +98,7 @@ def test_a_place_is_free_when_a_call_ends_here_and_is_looked_for_by_one_when_it_
     assert gate.closed(parts, 1, 0.0) == Closed(ONE_AT_ONCE, 0.25)
     assert [asking(gate, job, now=0.25, part=ONE_AT_ONCE) for job in "bc"] == [True, False]
     gate.told("b", Wait(0.25, "concurrency", ONE_AT_ONCE.name, (state(ONE_AT_ONCE, places=0),)), 0.26)
-    assert gate.closed(parts, 1, 0.3) == Closed(ONE_AT_ONCE, pytest.approx(0.21))
+    assert gate.closed(parts, 1, 0.3) == closed_for(0.21, ONE_AT_ONCE)
     gate.give_back(Scope("{t:acme}", parts), requests=0, tokens=0, now=0.3)
     assert [asking(gate, job, now=0.3, part=ONE_AT_ONCE) for job in "de"] == [True, False]
 
@@ -112,7 +117,8 @@ def test_who_has_to_wait_for_long_asks_so_as_to_wait_elsewhere() -> None:
     gate.told("a", granted(slow, requests=0.0), 0.0)
 
     assert asking(gate, "b", now=0.0, part=slow)
-    assert gate.closed((slow,), 10, 75.0) is not None
+    gate.forget("b")
+    assert gate.closed((slow,), 10, 75.0) == closed_for(25.0, slow)
 
 
 def test_a_day_that_is_nearly_over_is_waited_for() -> None:
@@ -155,26 +161,31 @@ def test_of_many_parts_the_first_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_one_worker_works_off_a_backlog_without_being_refused_and_without_losing_time(seed: int) -> None:
+def test_one_worker_works_off_a_backlog_without_losing_time_and_asks_in_vain_once_a_second_at_most(seed: int) -> None:
     dice = random.Random(seed)
-    gate, now, level = Gate(), 100.0, None
-    jobs = [(str(number), dice.randint(10, 4000)) for number in range(400)]
-    used = 0
-    for job, tokens in jobs:
+    limit = Limit(1000, 10_000)
+    gate, now, level = Gate(), 100.0, Level(10_000, 0)
+    waiting = [(str(number), dice.randint(10, 4000)) for number in range(400)]
+    total, refused = sum(tokens for _, tokens in waiting), 0
+    while waiting:
+        job, tokens = waiting[0]
         while (closed := gate.closed((SMALL,), tokens, now)) is not None:
             now += closed.seconds
         gate.ask(job, (SMALL,), tokens)
-        now += dice.uniform(0.0, 0.002)  # to Redis
-        match bucket.take(SMALL.tokens or Limit(1, 1), level, tokens, int(now * 1e6)):
-            case Short():
-                pytest.fail("refused")
-            case Taken(left):
-                level: Level | None = left  # type: ignore[no-redef]
-        now += dice.uniform(0.0, 0.002)
-        gate.told(job, granted(tokens=left.tokens), now)
-        used += tokens
+        now += dice.uniform(0.0, 0.002)  # on the way to Redis
+        match bucket.take(limit, level, tokens, int(now * 1e6)):
+            case Short(ms):
+                refused += 1
+                level = bucket.refilled(limit, level, int(now * 1e6))
+                verdict: Wait | Granted = Wait(ms / 1000, "tokens", SMALL.name, (state(SMALL, tokens=level.tokens),))
+            case Taken(level):
+                waiting.pop(0)
+                verdict = granted(tokens=level.tokens)
+        now += dice.uniform(0.0, 0.002)  # and back
+        gate.told(job, verdict, now)
 
-    assert now - 100.0 <= (used - 10_000) / 1000 + 400 * 0.005
+    assert now - 100.0 <= (total - 10_000) / 1000 + 0.01
+    assert refused <= now - 100.0
 
 
 # Held back
@@ -213,17 +224,30 @@ def test_a_part_is_due_when_its_first_job_is_or_when_it_is_woken() -> None:
     assert (held.due(6.0), held.due(99.0)) == (SMALL, None)
 
 
-def test_the_last_of_the_longest_line_are_found_but_for_those_less_urgent() -> None:
+def test_the_last_of_a_line_are_found_but_for_those_less_urgent() -> None:
     held: HeldBack[str] = HeldBack()
+    assert held.longest() == (None, [])
     held.put(SMALL, "x", urgency=1, until=1.0)
     for item, urgency in [("a", 2), ("b", 3), ("c", 1), ("d", 2)]:
         held.put(ONE_AT_ONCE, item, urgency=urgency, until=1.0)
 
-    assert held.last(2, least_urgent=2) == ["d", "a"]
+    part, line = held.longest()
+
+    assert (part, sorted(line)) == (ONE_AT_ONCE, ["a", "b", "c", "d"])
+    assert held.last(ONE_AT_ONCE, 0, least_urgent=2) == []
+    assert held.last(ONE_AT_ONCE, 2, least_urgent=2) == ["d", "a"]
     assert held.take(ONE_AT_ONCE, 9) == ["c", "b"]
-    assert held.last(9, least_urgent=2) == ["x"]
-    assert held.last(9, least_urgent=2) == []
+    assert held.last(SMALL, 9, least_urgent=2) == ["x"]
     assert len(held) == 0
+
+
+def test_how_many_go_soon_is_what_there_is_and_what_comes() -> None:
+    gate = Gate()
+    gate.told("a", granted(requests=7, tokens=500), 0.0)
+
+    assert gate.within(SMALL, 30, tokens=10, held_s=1.0, now=0.0) == 7 + 300
+    assert gate.within(SMALL, 30, tokens=500, held_s=1.0, now=0.0) == 1 + 60
+    assert gate.within(ONE_AT_ONCE, 30, tokens=10, held_s=60.0, now=0.0) == 1
 
 
 def test_what_has_left_takes_no_room() -> None:

@@ -46,8 +46,8 @@ def told(error: Exception) -> ApiError:
         (WrongContentTypeError(), 415, "unsupported_media_type"),
         (IdempotencyKeyReusedError(), 422, "idempotency_key_reused"),
         (QueueFullError(), 429, "queue_full"),
-        (OverQuotaError("tokens", "tenant acme", 1.5, Rooms()), 429, "rate_limit_exceeded"),
-        (OverQuotaError("usd", "tenant acme", None, Rooms()), 429, "insufficient_quota"),
+        (OverQuotaError("tokens_per_minute", "tenant acme", 1.5, Rooms()), 429, "rate_limit_exceeded"),
+        (OverQuotaError("usd_per_month", "tenant acme", None, Rooms()), 429, "insufficient_quota"),
         (OverloadedError(), 503, "overloaded"),
         (LogUnavailableError(), 503, "log_unavailable"),
         (TopicMissingError(), 503, "log_unavailable"),
@@ -79,7 +79,7 @@ def test_what_nobody_expected_says_nothing_but_the_request_id() -> None:
 def test_the_wait_is_exact_and_agrees_with_the_headers() -> None:
     rooms = Rooms(tokens=Room(limit=1000, remaining=12, full_in_s=59.3))
 
-    answer = told(OverQuotaError("tokens", "tenant acme", 1.25, rooms))
+    answer = told(OverQuotaError("tokens_per_minute", "tenant acme", 1.25, rooms))
 
     assert answer.type == "tokens"
     assert answer.all_headers == {
@@ -93,10 +93,23 @@ def test_the_wait_is_exact_and_agrees_with_the_headers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("limit", "type"),
+    [
+        ("requests_per_minute", "requests"),
+        ("tokens_per_minute", "tokens"),
+        ("tokens_per_day", "tokens"),
+        ("concurrency", "rate_limit_error"),
+    ],
+)
+def test_a_refusal_by_a_limit_is_of_its_type(limit: str, type: str) -> None:
+    assert told(OverQuotaError(limit, "tenant acme", 1.0, Rooms())).type == type
+
+
+@pytest.mark.parametrize(
     "error",
     [
         InvalidRequestError("Bad."),
-        OverQuotaError("usd", "tenant acme", None, Rooms()),
+        OverQuotaError("usd_per_month", "tenant acme", None, Rooms()),
         IdempotencyKeyReusedError(),
         WaitedTooLongError("1", kept=False),
         LostSightError("1"),

@@ -1,0 +1,144 @@
+"""Quotas at the door and in the worker: the same parts, reserved once, told exactly."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway import render
+from gateway.accept import Acceptance, Desk, OverQuotaError, QueueFullError
+from gateway.errors import as_api_error
+from gateway.openai import ChatRequest
+from policies.deployments import Limits
+from policies.keys import KeyHolder
+from policies.quota import Kind, Shadow, tenant_scope
+from policies.tenants import Tenant
+from router.epoch import Epoch
+from tests.builders import Bench, a_bench, a_deployment, entries
+
+CI, WEB = KeyHolder("acme", "0123456789abcdef", "ci"), KeyHolder("acme", "fedcba9876543210", "web")
+LANE = "jobs.echo.text.light.standard"
+ACME = Tenant(
+    "acme",
+    Limits(requests_per_minute=60),
+    key_limits={"ci": Limits(requests_per_minute=2, burst_s=60, tokens_per_day=10_000)},
+    model_limits={"small": Limits(tokens_per_day=10_000)},
+)
+TENANTS = [
+    ACME,
+    Tenant("poor", Limits(usd_per_month=Decimal(0))),
+    Tenant("small", Limits(concurrency=1), max_unfinished=0),
+    Tenant("tried", Limits(concurrency=1, shadow=True), key_limits={"ci": Limits(requests_per_minute=1, shadow=True)}),
+]
+
+
+@pytest.fixture
+async def bench(redis: "Redis", tmp_path: Path) -> AsyncIterator[Bench]:
+    async with a_bench(redis, tmp_path, deployments=[a_deployment()], tenants=TENANTS) as bench:
+        yield bench
+
+
+async def ask(bench: Bench, holder: KeyHolder, *, waits: bool = True) -> Acceptance:
+    """A request at the door."""
+    desk = Desk(
+        board=bench.board,
+        epoch=Epoch(bench.board),
+        log=bench.log,
+        quotas=bench.quotas,
+        payloads=bench.payloads,
+        tenants=bench.tenants,
+        deployments=bench.deployments,
+        threshold=0.5,
+    )
+    values = {"model": "small", "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 50}
+    return await desk.accept(
+        holder,
+        ChatRequest.parse(values),
+        endpoint="/v1/chat/completions",
+        raw=json.dumps(values).encode(),
+        values=values,
+        channel="http:1" if waits else "",
+    )
+
+
+async def test_the_headers_are_those_of_the_tightest_part_and_a_refusal_is_exact(bench: Bench) -> None:
+    first = await ask(bench, CI)
+    second = await ask(bench, CI)
+    with pytest.raises(OverQuotaError) as refused:
+        await ask(bench, CI)
+    other = await ask(bench, WEB)
+
+    assert render.rate_headers(first.rooms)["x-ratelimit-remaining-requests"] == "1"
+    headers = render.rate_headers(second.rooms)
+    assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("2", "0")
+    assert headers["x-ratelimit-limit-tokens"] == "10000"
+    told = as_api_error(refused.value, request_id="r")
+    assert (told.status, told.type) == (429, "requests")
+    assert "requests_per_minute of key ci of tenant acme" in told.message
+    assert 29_000 < int(told.all_headers["retry-after-ms"]) <= 30_000
+    assert int(told.all_headers["retry-after"]) == 30
+    assert told.all_headers["x-ratelimit-remaining-requests"] == "0"
+    assert render.rate_headers(other.rooms)["x-ratelimit-remaining-requests"] == "57"  # 60, and three were granted
+
+
+async def test_a_budget_is_no_matter_of_waiting(bench: Bench) -> None:
+    with pytest.raises(OverQuotaError) as refused:
+        await ask(bench, KeyHolder("poor", "k"))
+
+    told = as_api_error(refused.value, request_id="r")
+    assert (told.status, told.code, told.retry) == (429, "insufficient_quota", False)
+    assert "retry-after" not in told.all_headers
+
+
+async def test_what_is_refused_for_another_reason_takes_no_quota(bench: Bench, redis: "Redis") -> None:
+    with pytest.raises(QueueFullError):
+        await ask(bench, KeyHolder("small", "k"))
+
+    assert await redis.zcard("{t:small}:quota:leases") == 0
+    assert await redis.keys("*:held:*") == []
+
+
+async def test_the_worker_settles_the_parts_that_the_door_reserved(bench: Bench, redis: "Redis") -> None:
+    accepted = await ask(bench, CI)
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(bench.worker().run(stop))
+        [view] = await bench.ended(accepted.view.job)
+        stop.set()
+
+    [record] = await entries(redis, LANE)
+    assert (record[b"h:key"], record[b"h:limited-key"], record[b"h:reserved"]) == (CI.id.encode(), b"ci", b"1")
+    used = sum(line.quantity for line in view.charges)
+    for part in tenant_scope(ACME, deployment="small", key="ci").parts[1:]:
+        days: Any = await redis.hvals(f"{part.key}:day")
+        assert [int(day) for day in days] == [used]
+    assert await redis.keys("*:held:*") == []
+
+
+async def test_a_job_that_nobody_waits_for_has_its_quota_reserved_by_the_worker(bench: Bench, redis: "Redis") -> None:
+    accepted = await ask(bench, WEB, waits=False)
+
+    assert not accepted.view.job.is_reserved and accepted.view.job.limited_key == ""
+    assert await redis.keys("*:held:*") == []
+    for _ in range(5):  # over its own limit, which it waits for on the log
+        await ask(bench, CI, waits=False)
+
+
+async def test_shadows_are_told_and_refuse_nothing(bench: Bench) -> None:
+    tried = replace(CI, tenant="tried")
+
+    verdicts = [(await ask(bench, tried)).shadows for _ in range(2)]
+
+    assert verdicts == [
+        (),
+        (
+            Shadow("concurrency", Kind.TENANT, "tenant tried"),
+            Shadow("requests_per_minute", Kind.KEY, "key ci of tenant tried"),
+        ),
+    ]
