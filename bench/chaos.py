@@ -445,7 +445,9 @@ async def _drill(given: argparse.Namespace, upstream: Running) -> Report:
         began = time.monotonic()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(clients.send(bodies, lambda: len(bodies) / given.seconds * draw.choice((0.5, 1.5, 3))))
+                tasks.create_task(
+                    clients.send(bodies, lambda: len(bodies) / given.seconds * draw.choice((0.5, 1.5, 3)))
+                )
                 await asyncio.sleep(WARM_UP_S)
                 await chaos.run(given.faults, given.seconds)
             is_settled = await settled(place, SETTLE_S)

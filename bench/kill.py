@@ -1,6 +1,6 @@
 """What `kill -9` of a worker costs: it is killed at half of its jobs, another one takes over.
 
-    python -m bench.kill [--jobs 2000] [--concurrency 64 1000] [--service-ms 0 500] [--log streams|kafka]
+    python -m bench.kill [--jobs 2000] [--concurrency 64 1000] [--service-ms 0 500] [--rounds 1]
 
 Each concurrency with each time that an upstream call takes: one `pointsman serve worker` on the real backend for
 OpenAI-compatible servers, an upstream in a process of its own that records every call, each of the board's writes on
@@ -24,10 +24,12 @@ Exit code 1 when not.
 import argparse
 import asyncio
 import json
+import random
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import cast
 
 import uvloop
@@ -42,6 +44,7 @@ from bench.servers import LIMITS, TENANT, Stage, stage
 
 LEASE_S = 5
 LOOK_S = 0.002
+WAVE_S = 0.3
 LIMIT_S = 300.0
 
 
@@ -72,26 +75,29 @@ def main() -> int:
     """Measure, print, and say with the exit code whether everything held."""
     given = _arguments()
     runs = []
-    for concurrency in given.concurrency:
-        for service_ms in given.service_ms:
-            with provider("--service-ms", str(service_ms)) as upstream:
-                runs.append(uvloop.run(_run(given, concurrency, service_ms, upstream)))
-            print(json.dumps(asdict(runs[-1])), file=sys.stderr, flush=True)
+    draw = random.Random(given.seed)
+    for concurrency, service_ms, _ in product(given.concurrency, given.service_ms, range(given.rounds)):
+        with provider("--service-ms", str(service_ms)) as upstream:
+            runs.append(uvloop.run(_run(given, concurrency, service_ms, upstream, draw)))
+        print(json.dumps(asdict(runs[-1])), file=sys.stderr, flush=True)
     _print(runs)
     ok = all(run.is_ok for run in runs)
     print(json.dumps({"runs": [asdict(run) for run in runs], "ok": ok}), flush=True)
     return 0 if ok else 1
 
 
-async def _run(given: argparse.Namespace, concurrency: int, service_ms: float, upstream: Running) -> Killed:
+async def _run(
+    given: argparse.Namespace, concurrency: int, service_ms: float, upstream: Running, draw: random.Random
+) -> Killed:
     async with stage(log=given.log, changed=_settings(concurrency, upstream)) as place, fleet(place) as ours:
         accepted = await fill(place, given.jobs, _body)
         await ours.sweeper()
         began = time.monotonic()
         worker = await ours.worker("gpu")
         await _until_left(place, given.jobs // 2)
+        # Jobs end in waves, and half is reached as one ends: anywhere in a wave is as likely from here.
+        await asyncio.sleep(draw.uniform(0.0, WAVE_S + service_ms / 1000))
         await worker.kill()
-        open_upstream = (await asyncio.to_thread(upstream.counts))["aborted"]
         open_attempts = await _open_attempts(place)
         await ours.worker("gpu")
         done = await settled(place, LIMIT_S)
@@ -106,7 +112,7 @@ async def _run(given: argparse.Namespace, concurrency: int, service_ms: float, u
         completed_twice=found.completed_twice,
         calls_repeated=found.duplicate_calls,
         open_or_unsaved=open_attempts,
-        open_upstream=open_upstream,
+        open_upstream=sum(call.state == "aborted" for call in seen),
         dollars_off=f"{found.dollars_off:f}".rstrip("0").rstrip(".") or "0",
         charges_wrong=found.calls_off_ledger + found.charged_unseen + found.misquoted + found.contradictions,
         seconds=round(seconds, 1),
@@ -170,6 +176,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[64, 1000])
     parser.add_argument("--service-ms", type=float, nargs="+", default=[0.0, 500.0])
+    parser.add_argument("--rounds", type=int, default=1, help="of each combination")
+    parser.add_argument("--seed", type=int, default=1, help="of the moment of the kill")
     parser.add_argument("--log", choices=("kafka", "streams"), default="streams")
     return parser.parse_args()
 

@@ -15,7 +15,6 @@ import argparse
 import importlib
 import io
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -108,7 +107,7 @@ def _reread(weights: Weights) -> Weights:
 
 
 def _scores(data: Data, weights: Weights, at: NDArray[np.int64]) -> Doubles:
-    return np.array([squeezed(predict(data.rows[each].counted, weights).gain, weights) for each in at.tolist()])
+    return np.array([squeezed(predict(data.rows[each].counted, weights).gain) for each in at.tolist()])
 
 
 def _by_folds(data: Data) -> Doubles:
@@ -322,4 +321,4 @@ def _body(prompt: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

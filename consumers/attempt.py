@@ -184,21 +184,21 @@ class Attempt:
 
     @contextmanager
     def _tracked(self, running: Running) -> Iterator[None]:
-        name = f"{running.job.tenant} {running.job.id}"
+        owner = running.owner
 
         def wake() -> None:
-            self._woken.add(name)
+            self._woken.add(owner)
             self._wake.set()
 
-        self.running[name] = running
+        self.running[owner] = running
         try:
-            with self.wakeups.on(name, wake):
+            with self.wakeups.on(f"{running.job.tenant} {running.job.id}", wake):
                 yield
         finally:
-            del self.running[name]
+            del self.running[owner]
 
-    async def _renew_all(self, names: Sequence[str]) -> None:
-        await asyncio.gather(*(self._renew(self.running[name]) for name in names if name in self.running))
+    async def _renew_all(self, owners: Sequence[str]) -> None:
+        await asyncio.gather(*(self._renew(self.running[owner]) for owner in owners if owner in self.running))
 
     async def _renew(self, running: Running) -> None:
         try:

@@ -16,7 +16,7 @@ async def subscribe(
 
     Both kinds are waited for at once. A `take` may bring more than was asked for, by what is overflow.
     """
-    overflow = [topic for topic in topics if topic.endswith(f".{Queue.OVERFLOW}")]
+    overflow = [topic for topic in topics if _is_overflow(topic)]
     main = [topic for topic in topics if topic not in overflow]
     if not overflow or not main:
         async with log.subscribe(topics, group=group) as only:
@@ -55,8 +55,9 @@ class _Intake:
         failed = [error for task in ended.values() if (error := task.exception()) is not None]
         taken = {each: task.result() for each, task in ended.items() if task.exception() is None}
         for delivery in taken.get(self._overflow, ()):
-            self._held[_name(delivery)] = delivery.record.size
-            self._bytes_left -= delivery.record.size
+            if _name(delivery) not in self._held:  # after two rebalances it may come while it is held
+                self._held[_name(delivery)] = delivery.record.size
+                self._bytes_left -= delivery.record.size
         deliveries = [delivery for some in taken.values() for delivery in some]
         if failed and not deliveries:
             raise failed[0]
@@ -64,12 +65,8 @@ class _Intake:
 
     async def done(self, delivery: Delivery) -> None:
         """See the port."""
-        size = self._held.pop(_name(delivery), None)
-        if size is None:
-            await self._main.done(delivery)
-        else:
-            self._bytes_left += size
-            await self._overflow.done(delivery)
+        self._bytes_left += self._held.pop(_name(delivery), 0)
+        await (self._overflow if _is_overflow(delivery.topic) else self._main).done(delivery)
 
     async def close(self) -> None:
         """Let what is under way end; what it brings comes again to others."""
@@ -78,6 +75,10 @@ class _Intake:
     def _start(self, subscription: Subscription, at_most: int) -> None:
         if subscription not in self._taking:
             self._taking[subscription] = asyncio.create_task(subscription.take(at_most))
+
+
+def _is_overflow(topic: str) -> bool:
+    return topic.endswith(f".{Queue.OVERFLOW}")
 
 
 def _name(delivery: Delivery) -> tuple[str, str]:

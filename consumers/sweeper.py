@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from policies.pricing import Basis, Usage, charge
+from policies.pricing import Basis, Usage, charge, total
+from policies.quota import Quotas, tenant_slot
 from policies.scripts import BoardUnavailableError
 from router import ledger
 from router.board import Attempted, Board
 from router.job import Job, JobState
 from router.log import LogUnavailableError
-from router.outbox import Outbox
+from router.outbox import Outbox, reservation_id
 from router.payloads import Payloads, PayloadUnavailableError
 
 log = structlog.get_logger(__name__)
@@ -65,6 +66,7 @@ class Sweeper:
             for job_id in swept.unpublished:
                 state = await self.board.reject(tenant, job_id)
                 log.warning("unpublished_job_swept", job=job_id, tenant=tenant, state=state)
+                await self._give_back(tenant, job_id, state)
             for job_id in swept.overdue:
                 await self._expire(tenant, job_id)
             if swept.objects:
@@ -72,6 +74,11 @@ class Sweeper:
             drained = await self.outbox.drain(tenant, age_s=self.left_behind_s, most=AT_ONCE)
             if drained:
                 log.info("outbox_drained", tenant=tenant, entries=drained)
+
+    async def _give_back(self, tenant: str, job_id: str, state: JobState) -> None:
+        view = await self.board.view(tenant, job_id) if state is JobState.REJECTED else None
+        if view is not None and view.job.is_reserved:
+            await self.outbox.give_back(tenant, view.job.route.deployment, job_id)
 
     async def _forget(self, tenant: str, paths: Sequence[str]) -> None:
         """Bodies of jobs that are over, and results whose time is over."""
@@ -95,4 +102,6 @@ class Sweeper:
         deployment = self.outbox.deployments.get(job.route.deployment)
         usage = Usage(input=job.estimate.input_tokens, basis=Basis.ESTIMATED)
         lines = charge(deployment.price if deployment else None, usage, job=job.id, attempt=attempt, outcome="lost")
-        return Attempted(attempt, "", lines, usage.total)
+        rid = reservation_id(job.id, attempt)
+        settle = Quotas.settle_anyway(tenant_slot(job.tenant), rid, tokens=usage.total, usd=total(lines))
+        return Attempted(attempt, "", lines, usage.total, settle)

@@ -299,7 +299,8 @@ class Worker:
             turn = queue.take(board_now)
             assert turn is not None
             if closed is None:
-                gate.ask(ticket.job.id, ticket.of_tenant + ticket.of_deployment, tokens)
+                if ticket.of_tenant or ticket.of_deployment:
+                    gate.ask(ticket.job.id, ticket.of_tenant + ticket.of_deployment, tokens)
                 if ticket.place is not None:
                     self._held_back.wake(ticket.of_tenant, now)
                 return turn
@@ -352,7 +353,9 @@ class Worker:
         job, delivery = ticket.job, ticket.delivery
         queue = (self._with_quota if ticket.has_quota else self._queues)[job.route.deployment]
         ticket.tries += 1
-        owner = f"{self.attempt.wakeups.channel}|{delivery.topic}|{delivery.position}|{ticket.tries}"
+        # No two runs share an owner: a record comes again at the same position when its partition goes to another
+        # member and back, and its job may still run here.
+        owner = f"{self.attempt.wakeups.channel}|{delivery.topic}|{delivery.position}|{next(self._order)}"
         try:
             outcome = await self.attempt(job, owner, tally)
         except Exception as error:  # even the way out of a crash crashed: the worker goes on

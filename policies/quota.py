@@ -15,7 +15,7 @@ from policies.scripts import Script, Scripts, Value
 from policies.tenants import Tenant
 
 FUNCTIONS = "quota_functions"  # other scripts of the same slot put them in front to settle on their way
-SPARE_S = 0.5  # of a deployment's bucket
+SPARE_S = 0.25  # of a deployment's bucket
 
 
 class Kind(StrEnum):
@@ -306,10 +306,12 @@ class Quotas:
 
         Without limits there are no keys, with which `quota_settle` does nothing.
         """
-        if not scope.parts:
-            return [], []
-        nano = "" if usd is None else _nanodollars(usd)
-        return [_held(scope.slot, rid)], [rid, 1, max(0, tokens), nano]
+        return Quotas.settle_anyway(scope.slot, rid, tokens=tokens, usd=usd) if scope.parts else ([], [])
+
+    @staticmethod
+    def settle_anyway(slot: str, rid: str, *, tokens: int, usd: Decimal | None) -> tuple[list[str], list[Value]]:
+        """The same, whatever the limits are there."""
+        return [_held(slot, rid)], [rid, 1, max(0, tokens), "" if usd is None else _nanodollars(usd)]
 
     async def _close(self, keys: list[str], args: list[Value]) -> None:
         if keys:

@@ -24,6 +24,7 @@ from redis.exceptions import (
 )
 
 QUEUE_LIMIT = 20_000  # calls waiting for their turn; far above what any process has in flight
+BREAK_S = 0.5
 AT_ONCE = 256  # calls in one round trip
 
 
@@ -64,6 +65,9 @@ class _Call:
 class Scripts:
     """Runs scripts. Calls made while a round trip is under way share the next one.
 
+    After a round trip that failed the breaker is open: calls fail at once, but for one each half a second that
+    tries. The first that gets through closes it.
+
     `replicas` is how many replicas must have a durable call before it returns (Redis' WAIT, on the
     same connection); 0 leaves durability to the server's append-only file.
     """
@@ -75,6 +79,7 @@ class Scripts:
         self._waiting: deque[_Call] = deque()
         self._flusher: asyncio.Task[None] | None = None
         self._connection: AbstractConnection | None = None
+        self._tries_at: float | None = None  # when the breaker lets the next one through; None: it is closed
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value], *, durable: bool = False) -> object:
         """What the script returns, strings as bytes. Raises `BoardUnavailableError`."""
@@ -82,6 +87,10 @@ class Scripts:
             raise BoardUnavailableError(f"more than {QUEUE_LIMIT} calls wait for Redis")
         # Packed here, so that a text which cannot be hurts its own caller and not those who share the round trip.
         loop, packed = asyncio.get_running_loop(), _packed("EVALSHA", script.sha, len(keys), *keys, *args)
+        if self._tries_at is not None:
+            if loop.time() < self._tries_at:
+                raise BoardUnavailableError("Redis did not answer a moment ago")
+            self._tries_at = inf  # this one tries
         call = _Call(script, packed, durable, loop.create_future())
         self._waiting.append(call)
         if self._flusher is None or self._flusher.done():
@@ -99,17 +108,21 @@ class Scripts:
     async def _flush(self) -> None:
         while self._waiting:
             calls = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+            tries_at = None
             try:
                 answers = await self._round_trip(calls)
             except (RedisError, OSError, TimeoutError) as error:
+                tries_at = asyncio.get_running_loop().time() + BREAK_S
                 failed = BoardUnavailableError(f"Redis did not answer: {type(error).__name__}")
                 answers = [failed] * len(calls)
             except Exception as error:  # a bug, which each of them is to see
                 answers = [error] * len(calls)
             except BaseException:
+                self._tries_at = None
                 for call in calls:
                     call.answer.cancel()
                 raise
+            self._tries_at = tries_at
             for call, answer in zip(calls, answers, strict=True):
                 if call.answer.done():
                     continue  # its caller was cancelled

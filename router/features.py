@@ -47,6 +47,12 @@ _LISTS: Final = {
     "list and text operations": "break continue pop insert remove del join split replace sort sorted reverse index find"
     " count append strip isdigit",
     "numbered statements": "statement ii iii iv",
+    "words of proof": "prove proof theorem lemma derive derivation rigorous rigorously",
+    "words of design": "design architecture architect implement refactor optimize optimise algorithm algorithms"
+    " scalable distributed compare evaluate analyze analyse critique strategy strategies plan roadmap migrate"
+    " migration debug complexity tradeoffs",
+    "constraints": "must should exactly least most without only except unless both within constraint constraints"
+    " requirement requirements budget cannot avoid",
 }
 _STARTS: Final = {
     "what": "what",
@@ -143,6 +149,7 @@ NAMES: Final = (
     *(f"starts with {name}" for name in _STARTS),
 )
 LENGTH = NAMES.index("characters")
+IS_CHOICE = NAMES.index("multiple choice")
 
 _BLANK, _LETTER, _DIGIT = 0, 1, 2  # any other byte is a mark of its own
 _BASE = 0x9E3779B97F4A7C15  # of the polynomial that hashes a word; odd, so that it has an inverse
@@ -355,7 +362,8 @@ def _options(data: NDArray[np.uint8], newlines: Places) -> Places:
     capital = padded[letter] & 0xDF
     is_option = (capital >= ord("A")) & (capital <= ord("J"))
     is_option &= (following == _DOT) | (following == _COLON) | (following == ord(")"))
-    return newlines[is_option & ((blank == _SPACE) | (blank == ord("\t")))]
+    is_option &= (blank == _SPACE) | (blank == ord("\t"))
+    return np.asarray(newlines[is_option])
 
 
 def _capitalised(data: NDArray[np.uint8]) -> int:
@@ -423,9 +431,7 @@ def _tables() -> _Tables:
     marks = np.zeros((256, len(_MARKS)), np.float32)
     for at, those in enumerate(_MARKS.values()):
         marks[list(those), at] = 1
-    base, inverse = np.uint64(_BASE), np.uint64(pow(_BASE, -1, 2**64))
-    powers = np.cumprod(np.append(np.ones(1, np.uint64), np.full(READ, base)))
-    inverses = np.cumprod(np.append(np.ones(1, np.uint64), np.full(READ, inverse)))
+    powers, inverses = _powers(_BASE), _powers(pow(_BASE, -1, 2**64))
     bare = _Tables(kind, lower, marks, powers, inverses, np.zeros(0, np.uint64), np.zeros((0, 0), np.float32))
 
     rows: dict[int, NDArray[np.float32]] = {}
@@ -436,3 +442,10 @@ def _tables() -> _Tables:
     ordered = sorted(rows)
     member = np.array([rows[each] for each in ordered], np.float32)
     return _Tables(kind, lower, marks, powers, inverses, np.array(ordered, np.uint64), member)
+
+
+def _powers(base: int) -> Hashes:
+    """1, base, base squared and so on, modulo 2**64."""
+    powers = np.full(READ + 1, base, np.uint64)
+    powers[0] = 1
+    return np.multiply.accumulate(powers)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import BinaryIO, Final
 
 import numpy as np
@@ -19,18 +20,33 @@ from numpy.typing import NDArray
 
 from router import turns
 from router.complexity import Score
-from router.features import NAMES, Counted, Floats, count
+from router.features import IS_CHOICE, NAMES, Counted, Floats, count
 
-THRESHOLD = 0.8  # a fifth of the training prompts, each kind counted the same, scores above it
+THRESHOLD = 0.69  # with the shipped weights, about a fifth of public exam-type prompts score above it
+EVEN, STEEPNESS = 0.2, 10.0  # the gain whose score is 0.5; a score of 0.69 is a gain of 0.28
 SHIPPED = "gain.npz"
 LARGEST = 4 * 1024 * 1024  # bytes of a weights file that is read
 VERSION = 1
+MOST_BITS = 20
 CLIP, OWN_CLIP = 4.0, 3.0  # standard deviations, over all prompts and within a kind
 FAR = 1.3  # from this squared distance on, in radii, a prompt is of no kind; up to 1 it is wholly of it
 SEEN = 0.02  # a kind that a prompt resembles less is left out
 REASONS = 4
 NOTABLE = 0.1  # of the sum of all that moved the score; what moved it less is not named
 LONG = 24  # characters of a word in a reason
+
+# What the sources of the shipped weights are, for receipts; other weights show their sources' own names.
+KINDS: Final = MappingProxyType(
+    {
+        "llmrouter_code": "short programming tasks",
+        "llmrouter_qa": "short questions and answers",
+        "mmlu_pro": "exam questions of many options",
+        "routellm_gsm8k": "word problems",
+        "routellm_mmlu": "exam questions of four options",
+        "routerarena": "questions with instructions around them",
+        "zeroeval_crux": "what a piece of code returns",
+    }
+)
 
 _KNUTH: Final = np.uint64(0x9E3779B97F4A7C15)
 
@@ -51,6 +67,7 @@ class Weights:
     whitening: Floats  # a matrix for each kind, in whose space the kind is a ball of radius 1 around its mean
     common: Floats  # weights that hold for every kind
     common_base: Floats  # one number
+    by_hand: Floats  # two rows, set and not learned: what a unit of a plain feature adds above a floor, and the floor
     own_mean: Floats
     own_scale: Floats
     own: Floats
@@ -58,12 +75,17 @@ class Weights:
     bits: NDArray[np.int64]  # a kind has 2**bits words
     word_scale: Floats
     words: NDArray[np.int8]  # of all kinds, one after the other
-    middle: Floats  # two numbers: the median of the predicted gain, and its upper fifth
+    fifth: Floats  # one number: a fifth of the training prompts score above it
 
     @property
     def offsets(self) -> list[int]:
         """Where each kind's words begin."""
         return [0, *np.cumsum(1 << self.bits).tolist()]
+
+    def shown(self, kind: int) -> str:
+        """What a kind is, in words."""
+        name = str(self.kinds[kind])
+        return KINDS.get(name, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +104,7 @@ class Predicted:
     gain: float
     kinds: Floats  # how much each kind's weights counted; the rest to 1 is what all kinds have in common
     features: Floats  # standardised
+    by_hand: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +120,13 @@ class GainScore:
         counted = count(asked.text, asked.length)
         predicted = predict(counted, weights)
         lead = ("continues an earlier turn",) if asked.is_earlier else ()
-        return Score(squeezed(predicted.gain, weights), (*lead, *reasons(predicted, weights))[:REASONS])
+        return Score(squeezed(predicted.gain), (*lead, *reasons(predicted, weights))[:REASONS])
 
 
 @cache
 def shipped() -> Weights:
     """The weights in the package. Read once, when first asked for."""
-    with resources.files("router").joinpath(SHIPPED).open("rb") as file:
-        return load(file)
+    return load(io.BytesIO(resources.files("router").joinpath(SHIPPED).read_bytes()))
 
 
 def load(file: BinaryIO) -> Weights:
@@ -125,9 +147,36 @@ def load(file: BinaryIO) -> Weights:
         weights = Weights(**{each.name: found[each.name] for each in fields(Weights)})
     except KeyError as error:
         raise WeightsError("a part of the weights is missing: train again") from error
-    if len(weights.words) != weights.offsets[-1]:
-        raise WeightsError("the words do not fit their sizes: train again")
+    _check(weights)
     return weights
+
+
+def _check(weights: Weights) -> None:
+    kinds, names = len(weights.kinds), len(NAMES)
+    shapes = {
+        "mean": (names,),
+        "scale": (names,),
+        "likeness": (kinds, names),
+        "likeness_base": (kinds,),
+        "whitening": (kinds, names, names),
+        "common": (names,),
+        "common_base": (1,),
+        "by_hand": (2, names),
+        "own_mean": (kinds, names),
+        "own_scale": (kinds, names),
+        "own": (kinds, names),
+        "own_base": (kinds,),
+        "word_scale": (kinds,),
+        "fifth": (1,),
+    }
+    for name, shape in shapes.items():
+        array = getattr(weights, name)
+        if array.shape != shape or array.dtype != np.float32 or not np.isfinite(array).all():
+            raise WeightsError(f"{name} is not what it should be: train again")
+    if not kinds or weights.bits.shape != (kinds,) or not ((weights.bits >= 1) & (weights.bits <= MOST_BITS)).all():
+        raise WeightsError("the words of a kind have no size: train again")
+    if weights.words.dtype != np.int8 or weights.words.shape != (weights.offsets[-1],):
+        raise WeightsError("the words do not fit their sizes: train again")
 
 
 def dump(weights: Weights) -> bytes:
@@ -138,28 +187,33 @@ def dump(weights: Weights) -> bytes:
     return file.getvalue()
 
 
-def squeezed(gain: float, weights: Weights) -> float:
-    """A predicted gain as a number in 0..1: its median is 0.5, its upper fifth begins at 0.8. Keeps the order."""
-    median, fifth = weights.middle.tolist()
-    steepness = math.log(4) / max(fifth - median, 1e-6)
-    return 1 / (1 + math.exp(-max(-30.0, min(30.0, steepness * (gain - median)))))
+def squeezed(gain: float) -> float:
+    """A predicted gain as a number in 0..1, in the same order: 0.5 is `EVEN`, whatever the weights."""
+    return 1 / (1 + math.exp(-max(-30.0, min(30.0, STEEPNESS * (gain - EVEN)))))
 
 
 def predict(counted: Counted, weights: Weights) -> Predicted:
     """The mixture of the kinds' predictions."""
     features = standardised(counted.features, weights)
     shares = resemblance(features, weights)
-    common = features @ weights.common
-    gain = (1 - float(shares.sum())) * (float(common) + float(weights.common_base[0]))
+    ruled = by_hand(counted.features, weights.by_hand)
+    common = float(features @ weights.common) + float(ruled.sum())
+    gain = (1 - float(shares.sum())) * (common + float(weights.common_base[0]))
     for kind in np.flatnonzero(shares).tolist():
         own = float(_own(features, kind, weights) @ weights.own[kind]) + float(weights.own_base[kind])
-        gain += float(shares[kind]) * (float(common) + own + float(word_weights(counted, kind, weights).sum()))
-    return Predicted(gain, shares, features)
+        gain += float(shares[kind]) * (common + own + float(word_weights(counted, kind, weights).sum()))
+    return Predicted(gain, shares, features, ruled)
+
+
+def by_hand(features: Floats, rule: Floats) -> Floats:
+    """What each feature adds by rule: nothing to a multiple-choice question, which asks for a letter."""
+    points, floor = rule
+    return np.asarray(np.maximum(features - floor, 0) * points * (1 - features[..., IS_CHOICE, None]), np.float32)
 
 
 def standardised(features: Floats, weights: Weights) -> Floats:
     """Features in standard deviations of the training prompts; one prompt, or a row for each."""
-    return np.minimum(np.maximum((features - weights.mean) / weights.scale, -CLIP), CLIP)
+    return _clipped((features - weights.mean) / weights.scale, CLIP)
 
 
 def resemblance(features: Floats, weights: Weights) -> Floats:
@@ -175,8 +229,12 @@ def resemblance(features: Floats, weights: Weights) -> Floats:
 
 
 def _own(features: Floats, kind: int, weights: Weights) -> Floats:
-    apart = (features - weights.own_mean[kind]) / weights.own_scale[kind]
-    return np.minimum(np.maximum(apart, -OWN_CLIP), OWN_CLIP)
+    return _clipped((features - weights.own_mean[kind]) / weights.own_scale[kind], OWN_CLIP)
+
+
+def _clipped(values: Floats, most: float) -> Floats:
+    clipped: Floats = np.minimum(np.maximum(values, -most), most)  # a third of the time that np.clip takes
+    return clipped
 
 
 def places(hashes: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
@@ -200,7 +258,7 @@ def parts(counted: Counted, weights: Weights) -> list[Part]:
     predicted = predict(counted, weights)
     features, shares = predicted.features, predicted.kinds
     typical = shares @ weights.own_mean
-    by_feature = (features - typical) * weights.common
+    by_feature = (features - typical) * weights.common + by_hand(counted.features, weights.by_hand)
     by_word = np.zeros(len(counted.words) + len(counted.pairs), np.float32)
     for kind in np.flatnonzero(shares).tolist():
         by_feature += shares[kind] * _own(features, kind, weights) * weights.own[kind]
@@ -212,19 +270,21 @@ def parts(counted: Counted, weights: Weights) -> list[Part]:
 
 def reasons(predicted: Predicted, weights: Weights) -> tuple[str, ...]:
     """The kind that the prompt resembles and the features that moved the score most; never words of the prompt."""
-    return tuple(_named(predicted.features, predicted.kinds, weights))[:REASONS]
+    return tuple(_named(predicted, weights))[:REASONS]
 
 
-def _named(features: Floats, shares: Floats, weights: Weights) -> Iterator[str]:
+def _named(predicted: Predicted, weights: Weights) -> Iterator[str]:
+    features, shares = predicted.features, predicted.kinds
     best = int(shares.argmax())
     if shares[best] >= 0.5:
-        yield f"resembles {weights.kinds[best]}"
+        yield f"resembles {weights.shown(best)}"
         own = _own(features, best, weights)
         added = own * weights.own[best] + (features - weights.own_mean[best]) * weights.common
     else:
         yield "of no known kind"
         own = features
         added = features * weights.common
+    added = added + predicted.by_hand
     order = np.argsort(-np.abs(added), kind="stable")[:REASONS]
     for at in order.tolist():
         if abs(float(added[at])) >= NOTABLE * float(np.abs(added[order]).sum()):

@@ -63,9 +63,7 @@ def labelled(row: Mapping[str, object]) -> Labelled:
         _score(row, "weak_score"),
         _score(row, "strong_score"),
         str(row.get("task", "")),
-        {str(name): float(value) for name, value in others.items() if _is_number(value)}
-        if isinstance(others, dict)
-        else {},
+        _others(row.get("scores")),
     )
 
 

