@@ -19,7 +19,8 @@ The last line is one JSON object:
 - `bare_p50_ms` `bare_p99_ms`: of the POSTs without board and log
 - `ratio_to_bare`: CPU of the API process for each accept, over the same without board and log: what durability costs
 - `p99_ratio_to_bare`: `p99_ms` over `bare_p99_ms`
-- `cpu_ms` `bare_cpu_ms`: that CPU, in milliseconds for each accept; `rss_mb`: memory of the API process at the end
+- `cpu_ms` `bare_cpu_ms`: that CPU, in milliseconds for each accept; `redis_cpu_ms` `kafka_cpu_ms`: the servers'
+- `rss_mb`: memory of the API process at the end
 - `killed`: with --kill-leader the number of the dead broker, else null (and then the figures of GET and bare are)
 
 Exit code 1 when anything failed or is missing.
@@ -45,6 +46,7 @@ from tools.kafka.broker import HOST
 
 PATH = "/v1/chat/completions"
 WARM_UP_S = 3.0
+ONLY_WITHOUT_DRILL = ("get_p50_ms", "get_p99_ms", "bare_p50_ms", "bare_p99_ms", "ratio_to_bare", "p99_ratio_to_bare")
 AUDIT_S = 120.0  # to read the log back
 KILLED = 0  # the first broker: as good as any
 SHORTER = 3  # the GETs and the bare run take a third of the time
@@ -65,9 +67,13 @@ async def _measure(given: argparse.Namespace) -> dict[str, object]:
         key = await place.new_key()
         async with place.api() as api:
             await _warm_up(place, key, given)
-            cpu = cpu_seconds(api.pid)
+            cpu, redis, kafka = cpu_seconds(api.pid), await place.cpu_of_redis(), place.cpu_of_kafka()
             posted = await _posts(place, key, given, given.seconds)
-            cpu = cpu_seconds(api.pid) - cpu
+            cpu, redis, kafka = (
+                cpu_seconds(api.pid) - cpu,
+                await place.cpu_of_redis() - redis,
+                place.cpu_of_kafka() - kafka,
+            )
             ids = [json.loads(body)["id"] for body in posted.bodies(202)]
             seen = await _gets(place, key, given, ids)
             rss = rss_mb(api.pid)
@@ -89,6 +95,8 @@ async def _measure(given: argparse.Namespace) -> dict[str, object]:
         "p99_ratio_to_bare": round(posted.ms(0.99) / bare.ms(0.99), 2),
         "cpu_ms": round(cpu_ms, 3),
         "bare_cpu_ms": round(bare_cpu_ms, 3),
+        "redis_cpu_ms": round(_per_accept(redis, posted), 3),
+        "kafka_cpu_ms": round(_per_accept(kafka, posted), 3),
         "rss_mb": round(rss),
         "killed": None,
     }
@@ -108,10 +116,9 @@ async def _kill_leader(given: argparse.Namespace) -> dict[str, object]:
             cpu = cpu_seconds(api.pid) - cpu
             rss = rss_mb(api.pid)
         missing = await _missing(place, [json.loads(body)["id"] for body in posted.bodies(202)])
-    nothing = ("get_p50_ms", "get_p99_ms", "bare_p50_ms", "bare_p99_ms", "ratio_to_bare", "p99_ratio_to_bare")
     return {
         **_of_posts(posted, given, missing),
-        **dict.fromkeys(nothing),
+        **dict.fromkeys(ONLY_WITHOUT_DRILL),
         "get_failed": 0,
         "cpu_ms": round(_per_accept(cpu, posted), 3),
         "rss_mb": round(rss),

