@@ -17,6 +17,7 @@ from consumers.gate import Gate
 from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, Outcome, Waiting
 from consumers.streaming import chunk_writer
 from consumers.tally import Tally
+from consumers.unsaved import LetThrough, Unsaved
 from policies.deployments import Deployment
 from policies.pricing import Basis, ChargeLine, Usage, charge, total
 from policies.quota import (
@@ -119,8 +120,10 @@ class Attempt:
     _woken: set[str] = field(default_factory=set)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _scopes: Scopes = field(init=False)
+    unsaved: Unsaved = field(init=False)
 
     def __post_init__(self) -> None:
+        self.unsaved = Unsaved(self.clock)
         self._scopes = Scopes(self.tenants, self.deployments)
 
     async def __call__(self, job: Job, owner: str, tally: Tally) -> Outcome:
@@ -184,21 +187,22 @@ class Attempt:
 
     @contextmanager
     def _tracked(self, running: Running) -> Iterator[None]:
-        owner = running.owner
+        about = f"{running.job.tenant} {running.job.id}"
+        name = f"{about} {running.owner}"  # a job that was lost to another owner may come to this process again
 
         def wake() -> None:
-            self._woken.add(owner)
+            self._woken.add(name)
             self._wake.set()
 
-        self.running[owner] = running
+        self.running[name] = running
         try:
-            with self.wakeups.on(f"{running.job.tenant} {running.job.id}", wake):
+            with self.wakeups.on(about, wake):
                 yield
         finally:
-            del self.running[owner]
+            del self.running[name]
 
-    async def _renew_all(self, owners: Sequence[str]) -> None:
-        await asyncio.gather(*(self._renew(self.running[owner]) for owner in owners if owner in self.running))
+    async def _renew_all(self, names: Sequence[str]) -> None:
+        await asyncio.gather(*(self._renew(self.running[name]) for name in names if name in self.running))
 
     async def _renew(self, running: Running) -> None:
         try:
@@ -248,6 +252,7 @@ class _OneAttempt:
         self._seconds_left = claim.seconds_left
         self._rerun = claim.attempts > 0
         self._is_open = False
+        self._let_through: LetThrough | None = None
         self.running = Running(job, owner, reservation_id(job.id, self._number), self._scopes)
 
     async def run(self, claim: Run) -> Outcome:
@@ -329,6 +334,13 @@ class _OneAttempt:
         return replace(job, body=await self._steps.payloads.get(job.payload))
 
     async def _call(self, job: Job) -> Outcome:
+        self._let_through = await self._steps.unsaved.begin(self._deployment.name)
+        try:
+            return await self._start_and_call(job, self._let_through)
+        finally:
+            self._let_through.saved()
+
+    async def _start_and_call(self, job: Job, let_through: LetThrough) -> Outcome:
         steps = self._steps
         try:
             start = await steps.board.start(
@@ -349,6 +361,7 @@ class _OneAttempt:
             case Started(number):
                 self._number, self._is_open = number, True
         so_far = SoFar()
+        let_through.sent()
         try:
             answer = await self._answer(job, so_far)
         except BackendError as error:
@@ -361,6 +374,7 @@ class _OneAttempt:
             return await self._stopped(Stop.EXPIRED, so_far.usage)
         if isinstance(answer, Submitted):
             return await self._hand_off(job, answer)
+        let_through.answered()
         return await self._complete(answer)
 
     async def _hand_off(self, job: Job, submitted: Submitted) -> Outcome:
@@ -524,6 +538,8 @@ class _OneAttempt:
         event = ledger.event_text(job, state, attempts=number, usd=total(earlier + lines), error_code=_code(error))
         conclusion = Conclusion(state, event, attempted, result, result_at, _openai_usage(usage), error)
         at = await steps.until_it_works(lambda: steps.board.finish(job, self._owner, conclusion))
+        if self._let_through is not None:
+            self._let_through.saved()
         if at is None:
             if attempted is not None:
                 await self._close(self._attempted(usage or Usage(), "late"))

@@ -10,8 +10,9 @@ from router.features import LENGTH, NAMES, Counted, Floats
 from router.gain import OWN_CLIP, Weights, by_hand, places, predict, squeezed
 
 ENOUGH = 300  # rows make a kind of their own
-OWN_RIDGE = 500.0  # rows against which a kind's feature weights are shrunk
-WORD_RIDGE = 20.0
+# How strongly a kind's weights of features, and of words, are shrunk. With many rows the words say more.
+MANY = 1_000  # rows
+RIDGE, MANY_RIDGE = (500.0, 20.0), (3_000.0, 8.0)
 SEEN_TWICE = 2  # a word in fewer prompts of its kind has no weight
 BITS = (10, 17)  # the least and the most that a kind's words get
 SOFT = 0.2  # part of a label that other models' answers to the same prompt explain,
@@ -230,7 +231,8 @@ def _explained(rows: Sequence[Labelled], gains: Doubles) -> Doubles:
 def _ridge(features: Doubles, words: _Sparse, size: int, wanted: Doubles) -> tuple[Doubles, Doubles, float]:
     """Least squares, shrunk, by conjugate gradients. The base is not shrunk."""
     split = features.shape[1]
-    ease = np.concatenate((np.full(split, OWN_RIDGE**-0.5), np.full(size, WORD_RIDGE**-0.5)))
+    feature_ridge, word_ridge = RIDGE if len(wanted) < MANY else MANY_RIDGE
+    ease = np.concatenate((np.full(split, feature_ridge**-0.5), np.full(size, word_ridge**-0.5)))
     rows = len(wanted)
 
     def forwards(solution: Doubles) -> Doubles:

@@ -131,6 +131,31 @@ async def test_costs_keys_and_topics_are_shown_while_it_runs(up: tuple[Pointsman
     assert "jobs.dead" in shown and "missing" not in shown
 
 
+async def test_a_record_that_is_no_job_is_seen_shown_and_dropped_from_the_command_line(
+    up: tuple[Pointsman, Process],
+) -> None:
+    ours, _ = up
+    data = ("--data", str(ours.data))
+    redis = Redis(unix_socket_path=str(ours.data / "valkey" / "valkey.sock"))
+    try:
+        await redis.xadd("log:jobs.echo.text.light.standard", {b"v": b"not a job", b"h:tenant": b"default"})
+        async with asyncio.timeout(20):
+            while not await redis.xlen("log:jobs.dead"):
+                await asyncio.sleep(0.05)
+    finally:
+        await redis.aclose()
+
+    [letter] = rows(ours.command("dlq", "list", "--json", *data))
+    shown = ours.command("dlq", "show", letter["id"], *data)
+    dry = ours.command("dlq", "drop", letter["id"], "--dry-run", *data)
+    ours.command("dlq", "drop", letter["id"], *data)
+
+    assert (letter["reason"], letter["tenant"], letter["bytes"]) == ("undecodable", "default", 9)
+    assert "not a job" in shown
+    assert "would drop: 1" in dry
+    assert rows(ours.command("dlq", "list", "--json", *data)) == []
+
+
 def rows(printed: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in printed.splitlines()]
 
