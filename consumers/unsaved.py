@@ -46,7 +46,7 @@ class Unsaved:
     """
 
     clock: Callable[[], float]
-    most: int = 24
+    most: int = 30
     quick_s: float = 0.05
     count: int = 0
     _usual: dict[str, float] = field(default_factory=dict)

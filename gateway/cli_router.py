@@ -1,5 +1,6 @@
 """`pointsman router`: score prompts, explain a score, train the weights."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,8 @@ def train_command(
 @contextmanager
 def _scoring() -> Iterator[ModuleType]:
     """The module that does the work; its errors are said in one line."""
+    # One thread: several would add up in another order, and training would give other bytes on other machines.
+    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     from gateway import scoring  # noqa: PLC0415 - numpy, which no other command needs
 
     try:

@@ -50,9 +50,11 @@ class Subject:
         fields: Mapping[str, object] | None = None,
     ) -> Answer:
         deployment = replace(self.deployment, timeouts=timeouts) if timeouts else self.deployment
-        return await self.backend.call(
+        answer = await self.backend.call(
             a_job(text, id=job, fields=fields), deployment, attempt=1, on_chunk=on_chunk, so_far=so_far or SoFar()
         )
+        assert isinstance(answer, Answer)
+        return answer
 
 
 def a_job(text: str, *, id: str, fields: Mapping[str, object] | None = None) -> Job:

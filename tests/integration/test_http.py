@@ -188,7 +188,7 @@ async def test_a_failure_in_the_middle_of_a_stream_is_an_error_event_without_don
         board, owner = gateway.core.board, "nobody|test"
         await board.claim(job, owner, lease_s=20)
         await board.start(job, owner, most_deliveries=3, microbatch="")
-        await board.add_chunks(job, owner, [b'{"choices":[]}'], ttl_s=60)
+        await board.add_chunks(job, owner, 1, [b'{"choices":[]}'], ttl_s=60)
         error = {"message": "The stream broke.", "type": "upstream_error", "code": "cut", "param": None}
         await board.finish(job, owner, Conclusion(JobState.FAILED, "{}", error=error))
         answer = await reading

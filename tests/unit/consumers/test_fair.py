@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,7 +35,7 @@ class Desk:
         )
         self._numbers: Counter[str] = Counter()
 
-    def put(self, tenants: Iterable[str], *, band: str = STANDARD, **ages: float) -> None:
+    def put(self, tenants: Iterable[str], *, band: str = STANDARD, **ages: Any) -> None:
         for tenant in tenants:
             self.queue.put(f"{tenant}{self._numbers[tenant]}", tenant=tenant, band=band, **ages)
             self._numbers[tenant] += 1

@@ -17,9 +17,7 @@ def a_chunk(attempt: int, text: str = "", *, finish: str | None = None, index: i
 
 
 def text_of(pieces: Sequence[bytes]) -> str:
-    return "".join(
-        choice["delta"].get("content") or "" for piece in pieces for choice in json.loads(piece)["choices"]
-    )
+    return "".join(choice["delta"].get("content") or "" for piece in pieces for choice in json.loads(piece)["choices"])
 
 
 def test_one_attempt_passes_byte_for_byte() -> None:
