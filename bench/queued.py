@@ -3,9 +3,9 @@
     python -m bench.queued [--many 200000] [--few 1000] [--rounds 8] [--log streams|kafka]
 
 One `pointsman serve worker` on the echo backend, each of the board's writes on disk. While jobs are accepted the worker
-stands still (SIGSTOP), so that it works on a full queue and nothing else happens meanwhile. First it works off the few,
-some times over; then the many are queued, and as many of them are measured as of the few. Beginning and end of each
-round, where the worker has not all its slots full, are left out.
+stands still (SIGSTOP), so that it works on a full queue and nothing else happens meanwhile. The few are queued and worked
+off some times over, before and after the many, of which the first are measured, as many as there were few. The end of
+each round, where the worker has not all its slots full, is left out.
 
 The last line is one JSON object:
 
@@ -37,7 +37,7 @@ from bench.fill import fill
 from bench.fleet import Member, fleet
 from bench.servers import TENANT, Stage, cpu_seconds, rss_mb, stage
 
-SKIPPED = 0.15  # of a round, at its beginning and at its end
+SKIPPED = 0.05  # of a round, at its end
 MOST_RATIO, MOST_GROWTH = 1.1, 1.25
 LOOK_S = 0.002
 LIMIT_S = 300.0
@@ -106,26 +106,47 @@ def main() -> int:
 
 
 async def _measure(given: argparse.Namespace) -> tuple[int, Cost, Cost]:
-    async with stage(log=given.log) as place, fleet(place) as ours:
-        worker = await (await ours.worker("echo")).ready()
-        redis_pid = (await place.core.redis.info("server"))["process_id"]
-        few, many = Spent(), Spent()
-        for number in range(given.rounds + 1):
+    """The few before and after the many, as a shared machine is not the same from one minute to the next."""
+    few, _ = await _with_few(given)
+    many, rss_of_many = await _with_many(given)
+    again, rss_of_few = await _with_few(given)
+    few.add(again)
+    return many.jobs, Cost.of(few, rss_of_few), Cost.of(many, rss_of_many)
+
+
+async def _with_few(given: argparse.Namespace) -> tuple[Spent, float]:
+    async with _worker(given) as (place, worker, redis_pid):
+        spent = Spent()
+        for _ in range(given.rounds):
             async with _standing_still(worker):
                 await fill(place, given.few, jobs.body)
-            spent = await _round(place, worker, redis_pid, given.few, left=0)
-            if number:  # the first warms up
-                few.add(spent)
-        cost_of_few = Cost.of(few, rss_mb(worker.pid))
+            spent.add(await _round(place, worker, redis_pid, given.few, left=0))
+        _say(f"{given.few} queued: {Cost.of(spent, rss_mb(worker.pid))}")
+        return spent, rss_mb(worker.pid)
+
+
+async def _with_many(given: argparse.Namespace) -> tuple[Spent, float]:
+    async with _worker(given) as (place, worker, redis_pid):
+        spent = Spent()
         async with _standing_still(worker):
-            _say(f"few: {cost_of_few}; queueing {given.many}")
             await fill(place, given.many, jobs.body)
-            _say("queued")
         left = given.many
         for _ in range(given.rounds):
-            many.add(await _round(place, worker, redis_pid, given.few, left=left - given.few))
+            spent.add(await _round(place, worker, redis_pid, given.few, left=left - given.few))
             left = await _left(place)
-        return few.jobs, cost_of_few, Cost.of(many, rss_mb(worker.pid))
+        _say(f"{given.many} queued: {Cost.of(spent, rss_mb(worker.pid))}")
+        return spent, rss_mb(worker.pid)
+
+
+@asynccontextmanager
+async def _worker(given: argparse.Namespace) -> AsyncGenerator[tuple[Stage, Member, int]]:
+    """Servers and a worker of their own, warm; and the process id of their Valkey."""
+    async with stage(log=given.log) as place, fleet(place) as ours:
+        worker = await (await ours.worker("echo")).ready()
+        await fill(place, given.few, jobs.body)
+        redis_pid = int((await place.core.redis.info("server"))["process_id"])
+        await _until(place, worker, redis_pid, 0)
+        yield place, worker, redis_pid
 
 
 @asynccontextmanager
@@ -139,7 +160,7 @@ async def _standing_still(worker: Member) -> AsyncGenerator[None]:
 
 async def _round(place: Stage, worker: Member, redis_pid: int, count: int, *, left: int) -> Spent:
     """What the middle of the next `count` jobs takes, down to so many `left`."""
-    before = await _until(place, worker, redis_pid, left + round(count * (1 - SKIPPED)))
+    before = await _until(place, worker, redis_pid, left + count)
     after = await _until(place, worker, redis_pid, left + round(count * SKIPPED))
     await _until(place, worker, redis_pid, left)
     return after.since(before)

@@ -39,6 +39,7 @@ from router.log import Delivery, Log, LogUnavailableError, Record, Subscription
 log = structlog.get_logger(__name__)
 
 AWAY_S = 0.5
+GATHER_S = 0.02  # while the look-ahead is nearly full
 URGENCY = {band: urgency for urgency, band in enumerate(FLOORS)}
 CLOCK_EVERY_S = 30.0
 
@@ -151,6 +152,8 @@ class Worker:
 
     async def _poll(self, tasks: asyncio.TaskGroup, subscription: Subscription, stop: asyncio.Event) -> None:
         while not stop.is_set():
+            if 0 < self._room() < self.bounds.look_ahead // 4:
+                await asyncio.sleep(GATHER_S)  # to ask for each record alone costs as much as to run a job
             for delivery in await self._take(subscription, self._room()):
                 self._receive(tasks, subscription, delivery)
             if self._held >= self.bounds.look_ahead:

@@ -1,7 +1,11 @@
 """The web application: its routes, and the edge around them."""
 
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.edge import Edge
 from gateway.endpoints.chat import Chat
@@ -16,19 +20,34 @@ def create_app(services: Services) -> ASGIApp:
     return Edge(Router(routes(services), redirect_slashes=False), metrics=services.metrics)
 
 
+class _Endpoint:
+    """An endpoint without the framework's own catching of errors: the edge words all of them."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._answer(Request(scope, receive))
+        await response(scope, receive, send)
+
+
 def routes(services: Services) -> list[Route]:
     """All addresses, the busiest first."""
     chat, jobs, models, health = Chat(services), Jobs(services), Models(services), Health(services)
     return [
-        Route("/v1/chat/completions", chat.create, methods=["POST"]),
-        Route("/v1/chat/completions/{id}", chat.retrieve),
-        Route("/v1/jobs/{id}", jobs.retrieve),
-        Route("/v1/jobs/{id}", jobs.delete, methods=["DELETE"]),
-        Route("/v1/jobs/{id}/cancel", jobs.cancel, methods=["POST"]),
-        Route("/v1/jobs", jobs.page),
-        Route("/v1/models", models.page),
-        Route("/v1/models/{id:path}", models.retrieve),
-        Route("/healthz", health.healthz),
-        Route("/readyz", health.readyz),
-        Route("/metrics", health.metrics),
+        _route("POST", "/v1/chat/completions", chat.create),
+        _route("GET", "/v1/chat/completions/{id}", chat.retrieve),
+        _route("GET", "/v1/jobs/{id}", jobs.retrieve),
+        _route("DELETE", "/v1/jobs/{id}", jobs.delete),
+        _route("POST", "/v1/jobs/{id}/cancel", jobs.cancel),
+        _route("GET", "/v1/jobs", jobs.page),
+        _route("GET", "/v1/models", models.page),
+        _route("GET", "/v1/models/{id:path}", models.retrieve),
+        _route("GET", "/healthz", health.healthz),
+        _route("GET", "/readyz", health.readyz),
+        _route("GET", "/metrics", health.metrics),
     ]
+
+
+def _route(method: str, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
+    return Route(path, _Endpoint(answer), methods=[method])

@@ -152,6 +152,7 @@ def _server(app: Callable[..., Awaitable[None]], host: str, port: int) -> uvicor
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GOODBYE_S,
         server_header=False,
+        proxy_headers=False,  # nothing here asks who the caller is by its address
         backlog=4096,
     )
     return uvicorn.Server(config)

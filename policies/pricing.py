@@ -107,6 +107,17 @@ def charge(price: Price | None, usage: Usage, *, job: str, attempt: int, outcome
     return tuple(lines)
 
 
+def cost(price: Price | None, usage: Usage) -> Decimal | None:
+    """What the lines of `charge` come to; None when the price of any of them is unknown."""
+    amount = Decimal(0)
+    for meter, quantity in usage.quantities().items():
+        rate = _rate(price, meter)
+        if rate is None:
+            return None
+        amount += rate * quantity
+    return amount / PER_MILLION
+
+
 def total(lines: tuple[ChargeLine, ...]) -> Decimal | None:
     """The sum of the lines; None when any of them is unpriced."""
     amount = Decimal(0)

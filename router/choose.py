@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from policies.deployments import Deployment, Modality, Tier
-from policies.pricing import Usage, charge, total
+from policies.pricing import Usage, cost
 from policies.tenants import Tenant
 from router import complexity, modality, tokens
 from router.complexity import THRESHOLD, Score
@@ -136,7 +136,7 @@ def _options(endpoint: str, body: Mapping[str, object], deployments: Collection[
     for each in deployments:
         if needed <= each.modalities:
             made = 0 if is_embedding else tokens.max_output(body, each)
-            usd = total(charge(each.price, Usage(input=read, output=made), job="", attempt=0, outcome=""))
+            usd = cost(each.price, Usage(input=read, output=made))
             window = held + (0 if is_embedding else tokens.output_each(body, each))
             options.append(Option(each, Estimate(read, made, usd), window))
     return options
