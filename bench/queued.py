@@ -3,9 +3,9 @@
     python -m bench.queued [--many 200000] [--few 1000] [--rounds 8] [--log streams|kafka]
 
 One `pointsman serve worker` on the echo backend, each of the board's writes on disk. While jobs are accepted the worker
-stands still (SIGSTOP), so that it works on a full queue and nothing else happens meanwhile. The few are queued and worked
-off some times over, before and after the many, of which the first are measured, as many as there were few. The end of
-each round, where the worker has not all its slots full, is left out.
+stands still (SIGSTOP), so that it works on a full queue and nothing else happens meanwhile. The few are queued and
+worked off some times over, before and after the many. Of those, the first are measured, half as many as of the few.
+The end of each round, where the worker has not all its slots full, is left out.
 
 The last line is one JSON object:
 

@@ -30,7 +30,7 @@ from policies.deployments import Deployment, Modality, Tier
 from policies.pricing import ChargeLine, Meter, Price, Usage, charge
 from policies.quota import Quotas
 from policies.retries import RetryRule
-from policies.scripts import Scripts
+from policies.scripts import BoardUnavailableError, Scripts
 from policies.tenants import Tenant
 from router import envelope, ledger, rebuild, topics
 from router.board import Accepted, Attempted, Board, Conclusion, JobView
@@ -74,6 +74,15 @@ async def until(holds: Callable[[], Awaitable[bool] | bool], *, within: float = 
             if verdict if isinstance(verdict, bool) else await verdict:
                 return
             await asyncio.sleep(0.01)
+
+
+async def answers(board: Board) -> bool:
+    """Whether the board can be asked now: after it was away a breaker lets only one look in a while."""
+    try:
+        await board.ping()
+    except BoardUnavailableError:
+        return False
+    return True
 
 
 def a_body(text: str = "Hello there", **fields: object) -> bytes:

@@ -23,6 +23,7 @@ from tests.builders import (
     a_conclusion,
     a_job,
     accepted,
+    answers,
     impatient_client,
     records,
     standing_still,
@@ -187,6 +188,7 @@ async def test_a_redis_that_was_away_is_swept_again_when_it_is_back(own_valkey: 
     async with impatient_client(own_valkey) as redis, a_bench(redis, tmp_path) as bench, sweeping(a_sweeper(bench)):
         async with standing_still(redis):
             await asyncio.sleep(1.2)  # longer than the client waits
+        await until(lambda: answers(bench.board))
         job = await overdue(bench)
         [view] = await bench.ended(job)
 

@@ -29,6 +29,7 @@ from tests.builders import (
     a_deployment,
     a_job,
     an_event,
+    answers,
     entries,
     impatient_client,
     records,
@@ -325,6 +326,7 @@ async def test_after_redis_was_away_everything_goes_on_by_itself(own_valkey: str
             await until(lambda: counting.open >= 1)
             async with standing_still(redis):
                 await asyncio.sleep(1.5)  # longer than any client waits
+            await until(lambda: answers(bench.board))
             views = await bench.ended(*running, *waiting, within=30)
             late = await bench.queued("later")
             views += await bench.ended(late)
