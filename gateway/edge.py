@@ -15,6 +15,7 @@ from gateway import render
 from gateway.errors import as_api_error
 from gateway.metrics import Metrics
 from gateway.reading import HungUpError
+from router.compact import encode
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +60,7 @@ class Edge:
         if exchange.status:
             raise RuntimeError("an answer broke off after its head was sent") from None
         headers = {"content-type": render.JSON, **answer.all_headers}
-        await exchange.refuse(answer.status, headers, render.to_json(answer.body))
+        await exchange.refuse(answer.status, headers, encode(answer.body))
 
 
 class _Exchange:

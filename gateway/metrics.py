@@ -27,7 +27,9 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        self.jobs = Counter(
+        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._accepted: dict[tuple[str, str], Counter] = {}
+        self._jobs = Counter(
             "pointsman_jobs_accepted", "Jobs that were accepted.", ["lane", "class"], registry=self.registry
         )
         self._shadows = Counter(
@@ -48,8 +50,21 @@ class Metrics:
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """One answer has begun. `route` is a route's template, never a path."""
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        kept = self._answers.get((route, status))
+        if kept is None:  # to look labels up takes longer than to count
+            kept = self._answers[route, status] = (
+                self._requests.labels(route, str(status)),
+                self._seconds.labels(route),
+            )
+        kept[0].inc()
+        kept[1].observe(seconds)
+
+    def accepted(self, lane: str, job_class: str) -> None:
+        """One job was accepted."""
+        kept = self._accepted.get((lane, job_class))
+        if kept is None:
+            kept = self._accepted[lane, job_class] = self._jobs.labels(lane, job_class)
+        kept.inc()
 
     def shadowed(self, shadows: Iterable[Shadow]) -> None:
         """Limits that would have refused a call."""

@@ -33,13 +33,14 @@ log = structlog.get_logger(__name__)
 
 KEEP_ALIVE_S = 75  # longer than clients pool connections; uvicorn's 5 s would reset theirs
 STALLED_S = 60.0
+GATHER_S = 0.002  # under load a script alone in its round trip costs the API's Python four times one of several
 GOODBYE_S = 10  # for answers that are under way when the process is told to stop
 TOPICS_RETRY_S = 1.0
 
 
 async def http(settings: Settings, *, until_stdin_closes: bool = False) -> None:
     """The HTTP process."""
-    async with wiring.core(settings) as core:
+    async with wiring.core(settings, gather_s=GATHER_S) as core:
         wakeups = Wakeups(core.redis, role="http")
         await serve_api(wiring.services(core, wakeups), core, wakeups, until_stdin_closes=until_stdin_closes)
 

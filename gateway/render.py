@@ -8,6 +8,7 @@ from decimal import Decimal
 from policies.pricing import ChargeLine
 from policies.quota import Room, Rooms
 from router.board import JobView
+from router.compact import encode
 from router.job import JobState
 from router.ledger import plain
 
@@ -26,7 +27,6 @@ STATES: Mapping[JobState, str] = {
     JobState.REJECTED: "failed",
 }
 
-_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # made once
 _ID = re.compile(r"(?:job_|chatcmpl-|resp_)?([0-7][0-9A-HJKMNP-TV-Z]{25})")
 _REJECTED = {
     "message": "The job log did not confirm the job.",
@@ -49,7 +49,7 @@ def states_of(status: str) -> Sequence[JobState]:
 
 def job(view: JobView, result: bytes | None = None) -> bytes:
     """The job object. `result` is the OpenAI object as JSON, and goes in as it is."""
-    head = to_json(_job(view))
+    head = encode(_job(view))
     return head[:-1] + b',"result":' + (result or b"null") + b"}"
 
 
@@ -62,17 +62,12 @@ def page(views: Sequence[JobView], *, has_more: bool) -> bytes:
         "last_id": ids[-1] if ids else None,
         "has_more": has_more,
     }
-    return json.dumps(head).encode()[:-1] + b',"data":[' + b",".join(job(view) for view in views) + b"]}"
+    return encode(head)[:-1] + b',"data":[' + b",".join(job(view) for view in views) + b"]}"
 
 
 def deleted(job_id: str) -> bytes:
     """What OpenAI answers to a DELETE."""
-    return to_json({"id": JOB + job_id, "object": "job.deleted", "deleted": True})
-
-
-def to_json(value: object) -> bytes:
-    """Compact JSON."""
-    return _JSON.encode(value).encode()
+    return encode({"id": JOB + job_id, "object": "job.deleted", "deleted": True})
 
 
 def answer_headers(view: JobView) -> dict[str, str]:
@@ -110,11 +105,11 @@ def chunks_of(result: bytes, *, include_usage: bool) -> Iterator[bytes]:
         if delta.get("tool_calls"):
             delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(delta["tool_calls"])]
         index = choice.get("index", 0)
-        yield to_json({**head, "choices": [{"index": index, "delta": delta, "finish_reason": None}]})
+        yield encode({**head, "choices": [{"index": index, "delta": delta, "finish_reason": None}]})
         reason = choice.get("finish_reason")
-        yield to_json({**head, "choices": [{"index": index, "delta": {}, "finish_reason": reason}]})
+        yield encode({**head, "choices": [{"index": index, "delta": {}, "finish_reason": reason}]})
     if include_usage and answer.get("usage"):
-        yield to_json({**head, "choices": [], "usage": answer["usage"]})
+        yield encode({**head, "choices": [], "usage": answer["usage"]})
 
 
 def _job(view: JobView) -> dict[str, object]:

@@ -11,6 +11,7 @@ from gateway.continuation import Continuation
 from gateway.delivery import Caller, Delivery, calling
 from gateway.errors import JobFailedError, WaitedTooLongError, as_api_error
 from gateway.reading import HungUpError
+from router.compact import encode
 from router.job import Job, JobState
 
 SEND_S = 60.0  # how long a client may read nothing
@@ -60,7 +61,7 @@ class StreamedJob(Response):
             if not events.began:
                 raise
             answer = as_api_error(error, request_id=f"job_{self._job.id}")
-            await events.send(render.event(render.to_json(answer.body)))
+            await events.send(render.event(encode(answer.body)))
         await events.end()
 
     async def _follow(self, caller: Caller, events: "_Events") -> None:

@@ -63,13 +63,13 @@ class Core:
 
 
 @asynccontextmanager
-async def core(settings: Settings) -> AsyncGenerator[Core]:
-    """Redis, the log and all that stands on them. `settings.redis` must be a URL."""
+async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[Core]:
+    """Redis, the log and all that stands on them. `settings.redis` must be a URL; `gather_s` as in `Scripts`."""
     async with AsyncExitStack() as opened:
         redis = await opened.enter_async_context(open_redis(settings))
         await _say_what_is_not_durable(redis, settings)
         log = await opened.enter_async_context(open_log(settings, redis))
-        scripts = Scripts(redis, replicas=settings.board.replicas)
+        scripts = Scripts(redis, replicas=settings.board.replicas, gather_s=gather_s)
         deployments = settings.deployments_by_name()
         board = Board(scripts, tombstone_s=settings.kafka.retention_s + ONE_MORE_DAY_S)
         quotas = Quotas(scripts)

@@ -69,11 +69,13 @@ class Scripts:
     tries. The first that gets through closes it.
 
     `replicas` is how many replicas must have a durable call before it returns (Redis' WAIT, on the
-    same connection); 0 leaves durability to the server's append-only file.
+    same connection); 0 leaves durability to the server's append-only file. `gather_s` is how long a round trip waits
+    for more calls to share it.
     """
 
-    def __init__(self, redis: "Redis", *, replicas: int = 0, wait_ms: int = 1000) -> None:
+    def __init__(self, redis: "Redis", *, replicas: int = 0, wait_ms: int = 1000, gather_s: float = 0.0) -> None:
         self.redis = redis
+        self._gather_s = gather_s
         self._replicas = replicas
         self._wait_ms = wait_ms
         self._waiting: deque[_Call] = deque()
@@ -107,6 +109,8 @@ class Scripts:
 
     async def _flush(self) -> None:
         while self._waiting:
+            if self._gather_s:
+                await asyncio.sleep(self._gather_s)
             calls = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
             tries_at = None
             try:

@@ -11,7 +11,7 @@ from typing import cast
 
 from policies.pricing import ChargeLine, picodollars, total
 from policies.scripts import BoardUnavailableError, Script, Scripts, Value
-from router import envelope, ledger
+from router import compact, envelope, ledger
 from router.job import Job, JobState, Payload, Queue
 
 EPOCH = "board:epoch"
@@ -386,7 +386,7 @@ class Board:
         keys, arguments = conclusion.attempted.settle if conclusion.attempted else ((), ())
         fields: list[Value] = []
         if conclusion.usage is not None:
-            fields += ["usage", envelope.to_json(conclusion.usage)]
+            fields += ["usage", compact.text(conclusion.usage)]
         if conclusion.error is not None:
             fields += ["error", json.dumps(conclusion.error)]  # escaped: an upstream may cut a character in two
         if conclusion.result_at is not None:

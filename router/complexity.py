@@ -108,7 +108,7 @@ class Feature:
 
 def _up_to(most: int, count: int) -> float:
     """0 for none, 1 for `most` and above; the first ones count most."""
-    return min(1.0, math.log1p(count) / math.log1p(most))
+    return min(1.0, math.log1p(count) / math.log1p(most)) if count > 0 else 0.0
 
 
 def _numbers(text: str) -> int:
@@ -206,7 +206,8 @@ def _length(value: object) -> int:
 
 
 def _weigh(text: Text, around: tuple[tuple[float, str], ...]) -> Score:
-    added = sorted((*((each.weight * each.of(text), each.words) for each in FEATURES), *around), reverse=True)
+    counted = [(each.weight * count, each.words) for each in FEATURES if (count := each.of(text))]
+    added = sorted((*counted, *around), reverse=True)
     value = min(1.0, sum(amount for amount, _ in added))
     notable = (words for amount, words in added if amount >= NOTABLE)
     return Score(round(value, 3), tuple(islice(chain(notable, _plain(text)), REASONS)))

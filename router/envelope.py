@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from decimal import Decimal
 
 from policies.deployments import Modality, Tier
+from router import compact
 from router.job import Estimate, Job, JobClass, Payload, Queue, Route
 from router.log import Record
 
 VERSION = "1"
 _TEXTS = ("tenant", "endpoint", "model", "route", "metadata", "traceparent", "payload")
 LARGEST = 10**13  # of any number in a header; as milliseconds, the year 2286
-_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # made once: making one takes as long as a header
 
 
 class EnvelopeError(ValueError):
@@ -45,7 +45,7 @@ def _check_texts(headers: Mapping[str, str], job: Job) -> None:
     texts = "".join(headers.get(name, "") for name in _TEXTS)
     texts.encode()
     if "\\u" in texts:
-        to_json(to_headers(job)).encode()
+        compact.text(to_headers(job)).encode()
 
 
 def postponed(record: Record, topic: str, *, due_at: float, reason: str) -> Record:
@@ -78,7 +78,7 @@ def to_headers(job: Job) -> dict[str, str]:
         "endpoint": job.endpoint,
         "model": job.model,
         "class": str(job.job_class),
-        "route": to_json(
+        "route": compact.text(
             {
                 "deployment": route.deployment,
                 "backend": route.backend,
@@ -88,7 +88,7 @@ def to_headers(job: Job) -> dict[str, str]:
                 "score": route.score,
             }
         ),
-        "estimate": to_json(
+        "estimate": compact.text(
             {
                 "input": job.estimate.input_tokens,
                 "output": job.estimate.output_tokens,
@@ -101,7 +101,7 @@ def to_headers(job: Job) -> dict[str, str]:
     if job.stream:
         headers["stream"] = "1"
     if job.metadata:
-        headers["metadata"] = to_json(dict(job.metadata))
+        headers["metadata"] = compact.text(dict(job.metadata))
     if job.traceparent:
         headers["traceparent"] = job.traceparent
     if job.payload:
@@ -119,7 +119,7 @@ def to_headers(job: Job) -> dict[str, str]:
 
 def about(job: Job) -> str:
     """The headers of a job as one text, for the board."""
-    return to_json(to_headers(job))
+    return compact.text(to_headers(job))
 
 
 def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
@@ -165,7 +165,7 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
 
 def payload_text(payload: Payload) -> str:
     """A payload pointer as JSON text."""
-    return to_json({"path": payload.path, "sha256": payload.sha256, "size": payload.size})
+    return compact.text({"path": payload.path, "sha256": payload.sha256, "size": payload.size})
 
 
 def payload_of(text: str) -> Payload:
@@ -196,8 +196,3 @@ def _dollars(text: str) -> Decimal:
 
 def _ms(moment: float) -> str:
     return f"{moment * 1000:.0f}"
-
-
-def to_json(value: object) -> str:
-    """Compact JSON."""
-    return _JSON.encode(value)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from policies.pricing import Basis, ChargeLine, Meter, total
+from router import compact
 from router.job import Job, JobState
 from router.log import Record
-
-_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # made once
 
 
 def attempt_text(
@@ -17,7 +16,7 @@ def attempt_text(
 ) -> str:
     """One attempt as a JSON object: what it ran on, whether it concluded the job, and its lines."""
     usd = total(tuple(lines))
-    return _json(
+    return compact.text(
         {
             "type": "attempt",
             "tenant": job.tenant,
@@ -96,7 +95,7 @@ def event_text(
     job: Job, state: JobState, *, usd: Decimal | None, attempts: int = 0, error_code: str | None = None
 ) -> str:
     """A job's terminal event as a JSON object, without content. `usd` is what all `attempts` cost."""
-    return _json(
+    return compact.text(
         {
             "id": f"evt_{job.id}.{attempts}",  # a job that an operator runs again ends twice
             "type": f"job.{state}",
@@ -134,10 +133,6 @@ def _values(line: ChargeLine) -> dict[str, object]:
         "outcome": line.outcome,
         "price_source": line.price_source,
     }
-
-
-def _json(value: object) -> str:
-    return _JSON.encode(value)
 
 
 def _decimal(text: str | None) -> Decimal | None:

@@ -111,7 +111,7 @@ class Chat:
                 traceparent=_traceparent(request),
             )
         route = accepted.view.job.route
-        services.metrics.jobs.labels(route.lane, accepted.view.job.job_class).inc()
+        services.metrics.accepted(route.lane, accepted.view.job.job_class)
         services.metrics.shadowed(accepted.shadows)
         return _Taken.of(accepted, chat)
 

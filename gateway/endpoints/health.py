@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from gateway import render
 from gateway.services import Services
+from router.compact import encode
 
 KNOWN_S = 1.0  # a verdict holds that long, however often it is asked for
 PING_S = 2.5
@@ -38,7 +39,7 @@ class Health:
                 self._faults = {name: why for name, why in (("log", log), ("board", board)) if why}
                 self._asked = time.monotonic()
         body = {"ready": not self._faults, "faults": self._faults}
-        return Response(render.to_json(body), 503 if self._faults else 200, media_type=render.JSON)
+        return Response(encode(body), 503 if self._faults else 200, media_type=render.JSON)
 
     async def metrics(self, _: Request) -> Response:
         """In Prometheus' text format."""

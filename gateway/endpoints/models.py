@@ -7,6 +7,7 @@ from gateway import render
 from gateway.auth import authenticate
 from gateway.errors import UnknownModelError
 from gateway.services import Services
+from router.compact import encode
 
 AUTO = ("auto", "auto:light", "auto:heavy")
 
@@ -21,14 +22,14 @@ class Models:
         """What this tenant may put into `model`."""
         names = await self._names(request)
         models = [_model(name) for name in names]
-        return Response(render.to_json({"object": "list", "data": models}), media_type=render.JSON)
+        return Response(encode({"object": "list", "data": models}), media_type=render.JSON)
 
     async def retrieve(self, request: Request) -> Response:
         """One of them."""
         name = request.path_params["id"]
         if name not in await self._names(request):
             raise UnknownModelError(name)
-        return Response(render.to_json(_model(name)), media_type=render.JSON)
+        return Response(encode(_model(name)), media_type=render.JSON)
 
     async def _names(self, request: Request) -> list[str]:
         services = self._services

@@ -11,8 +11,8 @@ from tests.acceptance.processes import ROOT
 
 LIMIT_S = 100
 GOODBYE_S = 20
-# The provider holds 40 requests and gains 4 a second: there is something to wait for in both backlogs.
-DRAIN = ("--first", "50", "--jobs", "60", "--rpm", "240", "--tpm", "500000", "--no-direct")
+# The provider holds 10 requests and gains one a second: there is something to wait for in both backlogs.
+DRAIN = ("--first", "14", "--jobs", "16", "--rpm", "60", "--tpm", "500000", "--no-direct")
 
 
 @pytest.mark.timeout(LIMIT_S + GOODBYE_S + 10)
@@ -28,5 +28,5 @@ def test_a_backlog_beyond_the_providers_burst_succeeds_without_one_refused_call(
 
     assert running.returncode == 0, output
     figures = json.loads(output.splitlines()[-1])
-    for backlog, jobs in ((figures["first"], 50), (figures, 60)):
+    for backlog, jobs in ((figures["first"], 14), (figures, 16)):
         assert (backlog["jobs"], backlog["succeeded"], backlog["throttled_share"]) == (jobs, jobs, 0)
