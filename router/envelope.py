@@ -45,7 +45,8 @@ def _check_texts(headers: Mapping[str, str], job: Job) -> None:
     texts = "".join(headers.get(name, "") for name in _TEXTS)
     texts.encode()
     if "\\u" in texts:
-        compact.text(to_headers(job)).encode()
+        read = [dict(job.metadata), job.route.deployment, job.route.backend, *job.route.reasons]
+        json.dumps([*read, job.payload.path if job.payload else ""], ensure_ascii=False).encode()
 
 
 def postponed(record: Record, topic: str, *, due_at: float, reason: str) -> Record:

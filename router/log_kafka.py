@@ -156,7 +156,7 @@ class KafkaLog:
                 **clients,
                 acks="all",
                 enable_idempotence=False,  # it would retry without end, and hang on stop
-                linger_ms=0,
+                linger_ms=3,  # one request for several records: each costs the API more Python than its records do
                 max_batch_size=262_144,
                 max_request_size=1_048_576,
                 request_timeout_ms=int(hold_s * 1000),
