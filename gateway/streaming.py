@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
+import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -13,6 +14,8 @@ from gateway.errors import JobFailedError, WaitedTooLongError, as_api_error
 from gateway.reading import HungUpError
 from router.compact import encode
 from router.job import Job, JobState
+
+log = structlog.get_logger(__name__)
 
 SEND_S = 60.0  # how long a client may read nothing
 
@@ -61,6 +64,8 @@ class StreamedJob(Response):
             if not events.began:
                 raise
             answer = as_api_error(error, request_id=f"job_{self._job.id}")
+            if answer.status == 500:  # ours; the edge does not see it any more
+                log.error("stream_failed", job=self._job.id, tenant=self._job.tenant, error=type(error).__name__)
             await events.send(render.event(encode(answer.body)))
         await events.end()
 
