@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from bench.servers import TENANT, Stage
 from gateway import body, wiring
-from gateway.openai import ChatRequest
+from gateway.openai import parse_chat
 from policies.keys import KeyHolder
 from router.wakeups import Wakeups
 
@@ -24,7 +24,7 @@ async def fill(place: Stage, count: int, make: Callable[[int], bytes]) -> dict[s
             raw = make(number)
             values = body.parse(raw)
             accepted = await desk.accept(
-                holder, ChatRequest.parse(values), endpoint="/v1/chat/completions", raw=raw, values=values
+                holder, parse_chat(values), endpoint="/v1/chat/completions", raw=raw, values=values
             )
             ids[str(number)] = accepted.view.job.id
 

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 from ulid import ULID
 
-from gateway.openai import ChatRequest
+from gateway.asked import Asked
 from policies.deployments import Deployment
 from policies.keys import KeyHolder
 from policies.quota import Exhausted, Granted, Quotas, Rooms, Scope, Shadow, Wait, deployment_scope, tenant_scope
@@ -85,7 +85,7 @@ class Desk:
     async def accept(
         self,
         holder: KeyHolder,
-        request: ChatRequest,
+        asked: Asked,
         *,
         endpoint: str,
         raw: bytes,
@@ -93,9 +93,13 @@ class Desk:
         idempotency_key: str | None = None,
         channel: str = "",
         traceparent: str | None = None,
+        job_id: str | None = None,
+        deadline_s: float | None = None,
     ) -> Acceptance:
         """Return once the log has the job. With a `channel` the caller waits: quota is reserved now or refused now.
 
+        Callers other than HTTP may give the `job_id` (a ULID, the same for the same work: twice is then once), and a
+        `deadline_s` that stands above the request's and the tenant's.
         Raises the errors of this module, `LogUnavailableError`, `BoardUnavailableError`, `PayloadUnavailableError`.
         """
         if self.epoch.fault is not None:  # an idempotency key would be taken for a new one
@@ -103,8 +107,12 @@ class Desk:
         tenant = self.tenants.get(holder.tenant)
         if tenant is None:
             raise UnknownTenantError(holder.tenant)
-        chosen = self._choose(endpoint, request, values, tenant)
-        job, deadline_s = _job(holder, tenant, request, chosen, endpoint=endpoint, raw=raw, traceparent=traceparent)
+        chosen = self._choose(endpoint, asked, values, tenant)
+        job = _job(
+            job_id or str(ULID()), holder, tenant, asked, chosen, endpoint=endpoint, raw=raw, traceparent=traceparent
+        )
+        if deadline_s is None:
+            deadline_s = min(asked.wishes.deadline_s or tenant.deadline_s, tenant.deadline_s)
         scopes, granted = None, Granted()
         if channel:
             scopes = self._scopes(tenant, holder, chosen.route.deployment)
@@ -134,15 +142,15 @@ class Desk:
             await self.payloads.remove(job.payload.path)
         return await self._refused(answer, job, channel)
 
-    def _choose(self, endpoint: str, request: ChatRequest, values: Mapping[str, object], tenant: Tenant) -> Chosen:
+    def _choose(self, endpoint: str, asked: Asked, values: Mapping[str, object], tenant: Tenant) -> Chosen:
         route = choose(
             endpoint,
-            request.model,
+            asked.model,
             values,
             tenant=tenant,
             deployments=self.deployments,
             threshold=self.threshold,
-            max_usd=request.wishes.max_usd,
+            max_usd=asked.wishes.max_usd,
         )
         if isinstance(route, NoRoute):
             raise NoRouteError(route)
@@ -187,71 +195,70 @@ class Desk:
             raise LogUnavailableError("the log confirmed so late that the job had been given up")
         return JobView.of(job, state)
 
-    async def _refused(self, answer: Same | KeyReused | QueueFull, asked: Job, channel: str) -> Acceptance:
+    async def _refused(self, answer: Same | KeyReused | QueueFull, again: Job, channel: str) -> Acceptance:
         match answer:
             case Same(known):
-                return Acceptance(await self._confirmed(known, asked, channel), existing=True)
+                return Acceptance(await self._confirmed(known, again, channel), existing=True)
             case KeyReused():
                 raise IdempotencyKeyReusedError
             case QueueFull():
                 raise QueueFullError
 
-    async def _confirmed(self, job_id: str, asked: Job, channel: str) -> JobView:
+    async def _confirmed(self, job_id: str, again: Job, channel: str) -> JobView:
         """The job of an earlier request with the same body, once the log has it.
 
         That request may still be under way. Its gateway may have died as well: then the job goes on the log from
         here. Should it be there twice, it is run once all the same.
         """
-        view = await self._known(job_id, asked, channel)
+        view = await self._known(job_id, again, channel)
         for _ in range(int(EARLIER_REQUEST_S / LOOK_S)):
             if view.state is not JobState.ACCEPTING:
                 return view
             await asyncio.sleep(LOOK_S)
-            view = await self._known(job_id, asked, channel)
+            view = await self._known(job_id, again, channel)
         if view.state is JobState.ACCEPTING:
-            await self._enqueue(replace(view.job, body=asked.body))
-        return await self._known(job_id, asked, channel)
+            await self._enqueue(replace(view.job, body=again.body))
+        return await self._known(job_id, again, channel)
 
-    async def _known(self, job_id: str, asked: Job, channel: str) -> JobView:
-        view = await self.board.view(asked.tenant, job_id, channel=channel)
+    async def _known(self, job_id: str, again: Job, channel: str) -> JobView:
+        view = await self.board.view(again.tenant, job_id, channel=channel)
         if view is None or view.state is JobState.REJECTED:
             raise LogUnavailableError("an earlier request with this idempotency key was not confirmed")
         return view
 
 
 def _job(
+    job_id: str,
     holder: KeyHolder,
     tenant: Tenant,
-    request: ChatRequest,
+    asked: Asked,
     chosen: Chosen,
     *,
     endpoint: str,
     raw: bytes,
     traceparent: str | None,
-) -> tuple[Job, float]:
-    wishes = request.wishes
-    deadline_s = min(wishes.deadline_s or tenant.deadline_s, tenant.deadline_s)
-    job = Job(
-        id=str(ULID()),
+) -> Job:
+    wishes = asked.wishes
+    return Job(
+        id=job_id,
         tenant=tenant.name,
         endpoint=endpoint,
-        model=request.model,
-        job_class=request.job_class,
+        model=asked.model,
+        job_class=asked.job_class,
         route=chosen.route,
         estimate=chosen.estimate,
         body=raw,
         created_at=0.0,
         expires_at=0.0,
         result_ttl_s=min(wishes.result_ttl_s or tenant.result_ttl_s, tenant.max_result_ttl_s),
-        stream=request.stream,
-        metadata=request.metadata,
+        stream=asked.stream,
+        metadata=asked.metadata,
         traceparent=traceparent,
         reruns_allowed=tenant.reruns_allowed,
         max_usd=wishes.max_usd,
         key_id=holder.id,
         limited_key=holder.name if holder.name in tenant.key_limits else "",
     )
-    return job, deadline_s
 
 
 def _digests(key: str | None, endpoint: str, raw: bytes) -> tuple[str, str] | None:

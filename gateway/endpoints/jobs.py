@@ -4,14 +4,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import render
-from gateway.auth import authenticate
 from gateway.body import InvalidRequestError
 from gateway.cancel import cancel
 from gateway.delivery import calling
-from gateway.errors import UnknownJobError
 from gateway.reading import HungUpError
 from gateway.services import Services
-from policies.keys import KeyHolder
+from gateway.taking import Taking
 from router.board import JobView
 from router.job import JobState
 
@@ -24,22 +22,22 @@ class Jobs:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._taking = Taking(services)
 
     async def retrieve(self, request: Request) -> Response:
         """The job as it is, or with `?wait=` once it has ended or that many seconds are over."""
-        holder = await self._holder(request)
         seconds = _whole(request, "wait", 0, most=LONGEST_WAIT_S)
-        view = await self._view(holder, request)
+        view = await self._taking.known(request)
         if seconds and not view.state.is_terminal:
             async with calling(request.receive) as caller:
-                view = await self._services.delivery.wait(holder.tenant, view.job.id, caller, seconds=seconds)
+                view = await self._services.delivery.wait(view.job.tenant, view.job.id, caller, seconds=seconds)
                 if caller.is_gone:
                     raise HungUpError("the client hung up while it waited")
         return await self._shown(view)
 
     async def page(self, request: Request) -> Response:
         """A page, the newest first."""
-        holder = await self._holder(request)
+        holder = await self._taking.holder(request)
         limit = _whole(request, "limit", PAGE, least=1, most=LARGEST_PAGE)
         states = render.states_of(status) if (status := request.query_params.get("status")) else []
         if status and not states:
@@ -53,30 +51,17 @@ class Jobs:
 
     async def cancel(self, request: Request) -> Response:
         """End it. One that runs ends within a second; one that has ended stays as it is."""
-        holder = await self._holder(request)
-        view = await self._view(holder, request)
+        view = await self._taking.known(request)
         if not view.state.is_terminal:
             await cancel(view, board=self._services.board, outbox=self._services.outbox)
-            view = await self._view(holder, request)
+            view = await self._taking.known(request)
         return await self._shown(view)
 
     async def delete(self, request: Request) -> Response:
         """Forget a job that has ended, and its result."""
-        holder = await self._holder(request)
-        view = await self._view(holder, request)
+        view = await self._taking.known(request)
         await self._services.delivery.forget(view)
         return Response(render.deleted(view.job.id), media_type=render.JSON)
-
-    async def _holder(self, request: Request) -> KeyHolder:
-        services = self._services
-        return await authenticate(services.keys, services.tenants, request.headers.get("authorization"))
-
-    async def _view(self, holder: KeyHolder, request: Request) -> JobView:
-        job_id = render.job_id(request.path_params["id"])
-        view = await self._services.board.view(holder.tenant, job_id) if job_id else None
-        if view is None:
-            raise UnknownJobError(request.path_params["id"])
-        return view
 
     async def _shown(self, view: JobView) -> Response:
         result = await self._services.delivery.result(view) if view.state is JobState.COMPLETED else None

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from gateway import render
 from gateway.accept import Acceptance, Desk, OverQuotaError, QueueFullError
 from gateway.errors import as_api_error
-from gateway.openai import ChatRequest
+from gateway.openai import parse_chat
 from policies.deployments import Limits
 from policies.keys import KeyHolder
 from policies.quota import Kind, Shadow, tenant_scope
@@ -59,7 +59,7 @@ async def ask(bench: Bench, holder: KeyHolder, *, waits: bool = True) -> Accepta
     values = {"model": "small", "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 50}
     return await desk.accept(
         holder,
-        ChatRequest.parse(values),
+        parse_chat(values),
         endpoint="/v1/chat/completions",
         raw=json.dumps(values).encode(),
         values=values,

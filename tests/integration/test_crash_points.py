@@ -29,7 +29,7 @@ from consumers.sweeper import Sweeper
 from consumers.tally import Tally
 from gateway import wiring
 from gateway.accept import INLINE_BODY, Acceptance, Desk
-from gateway.openai import ChatRequest
+from gateway.openai import parse_chat
 from gateway.settings import Settings
 from policies.deployments import Deployment
 from policies.keys import KeyHolder
@@ -275,7 +275,7 @@ class Asked:
         values = {"model": "light", "messages": [{"role": "user", "content": self.prompt}]}
         return await desk.accept(
             KeyHolder(tenant, "key"),
-            ChatRequest.parse(values),
+            parse_chat(values),
             endpoint="/v1/chat/completions",
             raw=json.dumps(values).encode(),
             values=values,

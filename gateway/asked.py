@@ -1,0 +1,127 @@
+"""What every request for a job says, whatever its endpoint: read once, and handed to the desk."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+
+from gateway.body import InvalidRequestError
+from gateway.fields import MAX_NAME, Values, a_choice, a_text, an_object, flag, invalid, number, required, wrong_type
+from router.job import JobClass
+
+MAX_SECONDS = 30 * 86_400
+MAX_USD = 1_000_000
+METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
+
+CLASSES: Mapping[str, JobClass] = {
+    "priority": JobClass.INTERACTIVE,
+    "default": JobClass.STANDARD,
+    "auto": JobClass.STANDARD,
+    "flex": JobClass.BULK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What stands under `pointsman`: limits of this one job, in seconds and dollars."""
+
+    deadline_s: float | None = None
+    result_ttl_s: float | None = None
+    max_usd: Decimal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A checked request, without its content. `store`: the job goes on when its waiting caller leaves.
+
+    `include_usage`: the caller's stream is to end with what it used.
+    """
+
+    model: str
+    job_class: JobClass = JobClass.STANDARD
+    stream: bool = False
+    include_usage: bool = False
+    is_async: bool = False
+    store: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    wishes: Wishes = field(default_factory=Wishes)
+
+    @classmethod
+    def read(
+        cls, values: Values, *, prefers_async: bool = False, stream: bool = False, include_usage: bool = False
+    ) -> "Asked":
+        """From a request's body. Raises `InvalidRequestError`, which names the parameter.
+
+        `prefers_async`: the header asked for it. `stream` is for endpoints that have streams.
+        """
+        is_async = flag(values, "async") or prefers_async
+        if stream and is_async:
+            raise invalid("stream", "an async job cannot be streamed; read it at /v1/jobs/{id} when it is done")
+        return cls(
+            model=a_text(required(values, "model"), "model", most=MAX_NAME),
+            job_class=_job_class(values),
+            stream=stream,
+            include_usage=include_usage,
+            is_async=is_async,
+            store=flag(values, "store"),
+            metadata=_metadata(values),
+            wishes=_wishes(values),
+        )
+
+
+def _job_class(values: Values) -> JobClass:
+    tier = values.get("service_tier")
+    return JobClass.STANDARD if tier is None else CLASSES[a_choice(tier, "service_tier", CLASSES)]
+
+
+def _metadata(values: Values) -> dict[str, str]:
+    if (given := values.get("metadata")) is None:
+        return {}
+    pairs = an_object(given, "metadata")
+    if len(pairs) > METADATA_PAIRS:
+        raise invalid("metadata", f"at most {METADATA_PAIRS} pairs, but got {len(pairs)}")
+    metadata = {}
+    for key, value in pairs.items():
+        if len(key) > METADATA_KEY:
+            raise invalid("metadata", f"a key has at most {METADATA_KEY} characters")
+        if type(value) is not str:
+            raise wrong_type("metadata", "an object of strings", value)
+        if len(value) > METADATA_VALUE:
+            raise invalid("metadata", f"a value has at most {METADATA_VALUE} characters")
+        metadata[key] = value
+    return metadata
+
+
+def _wishes(values: Values) -> Wishes:
+    if (given := values.get("pointsman")) is None:
+        return Wishes()
+    wishes = an_object(given, "pointsman")
+    for key in wishes:
+        if key == "webhook_url":
+            raise invalid("pointsman.webhook_url", "webhooks are not there yet; poll the job or long-poll it")
+        if key not in ("deadline_s", "result_ttl_s", "max_usd"):
+            shown = "".join(c if c.isalnum() or c in "_-." else "?" for c in key[:MAX_NAME])
+            raise InvalidRequestError(
+                f"Unknown parameter: 'pointsman.{shown}'. Known: deadline_s, result_ttl_s, max_usd.",
+                f"pointsman.{shown}",
+                "unknown_parameter",
+            )
+    return Wishes(
+        deadline_s=number(wishes, "deadline_s", 1, MAX_SECONDS, "pointsman"),
+        result_ttl_s=number(wishes, "result_ttl_s", 1, MAX_SECONDS, "pointsman"),
+        max_usd=_dollars(wishes.get("max_usd")),
+    )
+
+
+def _dollars(value: object) -> Decimal | None:
+    path = "pointsman.max_usd"
+    if value is None:
+        return None
+    if type(value) not in (int, float, str):
+        raise wrong_type(path, "a decimal string or a number", value)
+    try:
+        usd = Decimal(str(value)[:40])
+    except InvalidOperation:
+        raise invalid(path, 'expected dollars as a decimal string, such as "0.05"') from None
+    if not (usd.is_finite() and 0 < usd <= MAX_USD and usd == round(usd, 12)):
+        raise invalid(path, f"expected more than 0 and at most {MAX_USD} dollars, with at most 12 decimals")
+    return usd

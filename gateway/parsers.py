@@ -1,0 +1,18 @@
+"""How each endpoint that makes jobs reads a request; every door (HTTP, a batch's line, the inbox) looks here."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from gateway.asked import Asked
+from gateway.fields import Values
+from gateway.openai import parse_chat
+
+
+class Parser(Protocol):
+    """A request's body, checked. `prefers_async`: a header asked for it. Raises `InvalidRequestError`."""
+
+    def __call__(self, values: Values, *, prefers_async: bool = False) -> Asked: ...
+
+
+PARSERS: Mapping[str, Parser] = MappingProxyType({"/v1/chat/completions": parse_chat})

@@ -1,0 +1,150 @@
+"""What every endpoint that makes jobs does with a request: take it, then leave its caller, or wait."""
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway import body, render
+from gateway.accept import Acceptance
+from gateway.asked import Asked
+from gateway.auth import authenticate
+from gateway.body import InvalidRequestError
+from gateway.cancel import cancel
+from gateway.delivery import calling
+from gateway.errors import JobFailedError, UnknownJobError, WaitedTooLongError
+from gateway.parsers import PARSERS
+from gateway.reading import HungUpError, read
+from gateway.services import Services
+from policies.keys import KeyHolder
+from policies.quota import Rooms
+from router.board import JobView
+from router.job import JobState
+
+LONGEST_KEY = 255  # characters of an idempotency key
+_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A job that was accepted, and how its caller wants it. `is_kept`: it goes on when the caller leaves."""
+
+    view: JobView
+    rooms: Rooms
+    asked: Asked
+    is_kept: bool
+
+    @classmethod
+    def of(cls, accepted: Acceptance, asked: Asked) -> "Taken":
+        """Without the body where the caller waits: it would be held for as long."""
+        view = accepted.view
+        return cls(
+            view=view if asked.is_async else replace(view, job=replace(view.job, body=b"")),
+            rooms=accepted.rooms,
+            asked=asked,
+            is_kept=asked.store or accepted.existing,
+        )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of an answer that is not there yet: what room is left, and where it will come from."""
+        return render.rate_headers(self.rooms) | render.answer_headers(self.view)
+
+
+class Taking:
+    """Takes requests for jobs over HTTP. Every method raises what `gateway.errors` knows."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def take(self, request: Request, endpoint: str) -> Taken:
+        """A job from a JSON request. Nothing of the body is held any more once this returns."""
+        services = self._services
+        holder = await self.holder(request)
+        key = _idempotency_key(request)
+        with services.inflight.request() as held:
+            raw = await read(request, held, most=services.http.max_body)
+            values = body.parse(raw)
+            asked = PARSERS[endpoint](values, prefers_async=_prefers_async(request))
+            accepted = await services.desk.accept(
+                holder,
+                asked,
+                endpoint=endpoint,
+                raw=raw,
+                values=values,
+                idempotency_key=key,
+                channel="" if asked.is_async else services.delivery.channel,
+                traceparent=_traceparent(request),
+            )
+        route = accepted.view.job.route
+        services.metrics.accepted(route.lane, accepted.view.job.job_class)
+        services.metrics.shadowed(accepted.shadows)
+        return Taken.of(accepted, asked)
+
+    def left(self, taken: Taken) -> Response:
+        """The answer to a caller who does not wait."""
+        headers = {"location": f"/v1/jobs/{render.JOB}{taken.view.job.id}"} | render.POLL_LATER
+        return Response(render.job(taken.view), 202, render.rate_headers(taken.rooms) | headers, render.JSON)
+
+    async def wait(self, request: Request, taken: Taken) -> JobView:
+        """The job once it has ended."""
+        services, job = self._services, taken.view.job
+        async with calling(request.receive) as caller:
+            view = await services.delivery.wait(job.tenant, job.id, caller, seconds=services.http.sync_wait_s)
+            if not view.state.is_terminal and not taken.is_kept:
+                await cancel(view, board=services.board, outbox=services.outbox)
+            if caller.is_gone:
+                raise HungUpError("the client hung up while it waited")
+        if not view.state.is_terminal:
+            raise WaitedTooLongError(job.id, kept=taken.is_kept)
+        return view
+
+    def leaving(self, taken: Taken) -> Callable[[], Awaitable[None]] | None:
+        """What is to be done when the caller of a stream leaves; None lets the job go on."""
+        services = self._services
+        return None if taken.is_kept else partial(cancel, taken.view, board=services.board, outbox=services.outbox)
+
+    async def result(self, view: JobView) -> bytes:
+        """The answer of a job that has ended, as the worker stored it."""
+        if view.state is not JobState.COMPLETED:
+            raise JobFailedError(view.state, view.error)
+        return await self._services.delivery.result(view)
+
+    async def holder(self, request: Request) -> KeyHolder:
+        """Whose request this is."""
+        services = self._services
+        return await authenticate(services.keys, services.tenants, request.headers.get("authorization"))
+
+    async def known(self, request: Request) -> JobView:
+        """The job that the address names, as it is now. Another tenant's is not there."""
+        holder = await self.holder(request)
+        job_id = render.job_id(request.path_params["id"])
+        view = await self._services.board.view(holder.tenant, job_id) if job_id else None
+        if view is None:
+            raise UnknownJobError(request.path_params["id"])
+        return view
+
+
+def _prefers_async(request: Request) -> bool:
+    wishes = request.headers.get("prefer", "").lower().split(",")
+    return any(wish.partition(";")[0].strip() == "respond-async" for wish in wishes)
+
+
+def _traceparent(request: Request) -> str | None:
+    """The caller's trace, when it is one (W3C Trace Context)."""
+    given = request.headers.get("traceparent", "")
+    return given if _TRACEPARENT.fullmatch(given) else None
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not (0 < len(key) <= LONGEST_KEY and key.isascii() and key.isprintable()):
+        raise InvalidRequestError(
+            f"Invalid 'Idempotency-Key': expected 1 to {LONGEST_KEY} visible ASCII characters.",
+            "Idempotency-Key",
+            "invalid_value",
+        )
+    return key
