@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.edge import Edge
 from gateway.endpoints.chat import Chat
+from gateway.endpoints.files import FilesApi
 from gateway.endpoints.health import Health
 from gateway.endpoints.jobs import Jobs
 from gateway.endpoints.models import Models
@@ -34,6 +35,7 @@ class _Endpoint:
 def routes(services: Services) -> list[Route]:
     """All addresses, the busiest first."""
     chat, jobs, models, health = Chat(services), Jobs(services), Models(services), Health(services)
+    files = FilesApi(services)
     return [
         _route("POST", "/v1/chat/completions", chat.create),
         _route("GET", "/v1/chat/completions/{id}", chat.retrieve),
@@ -43,6 +45,11 @@ def routes(services: Services) -> list[Route]:
         _route("GET", "/v1/jobs", jobs.page),
         _route("GET", "/v1/models", models.page),
         _route("GET", "/v1/models/{id:path}", models.retrieve),
+        _route("POST", "/v1/files", files.create),
+        _route("GET", "/v1/files", files.page),
+        _route("GET", "/v1/files/{id}", files.retrieve),
+        _route("GET", "/v1/files/{id}/content", files.content),
+        _route("DELETE", "/v1/files/{id}", files.delete),
         _route("GET", "/healthz", health.healthz),
         _route("GET", "/readyz", health.readyz),
         _route("GET", "/metrics", health.metrics),

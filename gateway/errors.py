@@ -20,6 +20,7 @@ from gateway.continuation import StreamBrokenError
 from gateway.reading import OverloadedError, SlowBodyError, TooLargeError, WrongContentTypeError
 from policies.retries import Failure
 from policies.scripts import BoardUnavailableError
+from router.files import FileInUseError, FilesFullError
 from router.job import JobState
 from router.log import LogUnavailableError
 from router.payloads import PayloadLostError, PayloadUnavailableError
@@ -58,6 +59,10 @@ class ApiError(Exception):
 
 class UnknownJobError(Exception):
     """There is no such job, or it is another tenant's."""
+
+
+class UnknownFileError(Exception):
+    """There is no such file, or it is another tenant's."""
 
 
 class UnknownModelError(Exception):
@@ -134,6 +139,14 @@ def as_api_error(error: Exception, *, request_id: str) -> ApiError:
             return ApiError(422, "idempotency_key_reused", message, param="Idempotency-Key")
         case UnknownJobError():
             return ApiError(404, "not_found", "There is no such job. It may be deleted, or past its time.")
+        case UnknownFileError():
+            return ApiError(404, "not_found", "There is no such file. It may be deleted, or past its time.", param="id")
+        case FileInUseError():
+            message = "A batch that has not ended reads this file. Cancel the batch first, then delete the file."
+            return ApiError(409, "file_in_use", message)
+        case FilesFullError():
+            message = "The files of this tenant have no more room. Delete some, then upload this one again."
+            return ApiError(413, "files_full", message, param="file")
         case UnknownModelError():
             return ApiError(
                 404,
@@ -145,8 +158,9 @@ def as_api_error(error: Exception, *, request_id: str) -> ApiError:
             return ApiError(409, "job_unfinished", "The job is not finished. Cancel it first, then delete it.")
         case TooLargeError(most=most):
             return ApiError(413, "request_too_large", f"The request body has more than {most} bytes.")
-        case WrongContentTypeError():
-            return ApiError(415, "unsupported_media_type", "Send JSON, with the header Content-Type: application/json.")
+        case WrongContentTypeError(wanted=wanted):
+            kind = "a form" if wanted == "multipart/form-data" else "JSON"
+            return ApiError(415, "unsupported_media_type", f"Send {kind}, with the header Content-Type: {wanted}.")
         case SlowBodyError():
             return ApiError(408, "request_timeout", "The request body did not come in time.", retry=True)
         case WaitedTooLongError(job_id=job_id, kept=kept):

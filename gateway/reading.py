@@ -12,7 +12,11 @@ BODY_TOTAL_S = 300.0
 
 
 class WrongContentTypeError(Exception):
-    """The body is not declared as JSON."""
+    """The body is not declared as what is wanted here."""
+
+    def __init__(self, wanted: str = "application/json") -> None:
+        super().__init__(f"the content type is not {wanted}")
+        self.wanted = wanted
 
 
 class TooLargeError(Exception):
@@ -123,7 +127,7 @@ async def _gather(receive: Receive, held: Held, most: int, be_patient: Callable[
 def _check_content_type(header: str) -> None:
     media_type, _, parameters = header.lower().partition(";")
     if media_type.strip() != "application/json":
-        raise WrongContentTypeError("the content type is not application/json")
+        raise WrongContentTypeError
     charset = parameters.partition("charset=")[2].strip(' "')
     if charset and charset not in ("utf-8", "utf8"):
-        raise WrongContentTypeError("the charset is not utf-8")
+        raise WrongContentTypeError

@@ -9,11 +9,12 @@ from policies.pricing import ChargeLine
 from policies.quota import Room, Rooms
 from router.board import JobView
 from router.compact import encode
+from router.files import File
 from router.job import JobState
 from router.ledger import plain
 
 JSON = "application/json"
-JOB = "job_"
+JOB, FILE, BATCH = "job_", "file-", "batch_"
 POLL_LATER = {"retry-after": "1"}  # seconds
 
 STATES: Mapping[JobState, str] = {
@@ -27,6 +28,8 @@ STATES: Mapping[JobState, str] = {
     JobState.REJECTED: "failed",
 }
 
+_ULID = "[0-7][0-9A-HJKMNP-TV-Z]{25}"
+_FILE_ID, _BATCH_ID = re.compile(f"(?:file-)?({_ULID})"), re.compile(f"(?:batch_)?({_ULID})")
 _ID = re.compile(r"(?:job_|chatcmpl-|resp_)?([0-7][0-9A-HJKMNP-TV-Z]{25})")
 _REJECTED = {
     "message": "The job log did not confirm the job.",
@@ -39,6 +42,18 @@ _REJECTED = {
 def job_id(text: str) -> str | None:
     """The id in `job_...`, `chatcmpl-...` or by itself; None if it cannot be one."""
     found = _ID.fullmatch(text)
+    return found[1] if found else None
+
+
+def file_id(text: str) -> str | None:
+    """The id in `file-...` or by itself; None if it cannot be one."""
+    found = _FILE_ID.fullmatch(text)
+    return found[1] if found else None
+
+
+def batch_id(text: str) -> str | None:
+    """The id in `batch_...` or by itself; None if it cannot be one."""
+    found = _BATCH_ID.fullmatch(text)
     return found[1] if found else None
 
 
@@ -63,6 +78,27 @@ def page(views: Sequence[JobView], *, has_more: bool) -> bytes:
         "has_more": has_more,
     }
     return encode(head)[:-1] + b',"data":[' + b",".join(job(view) for view in views) + b"]}"
+
+
+def list_of(shown: Sequence[Mapping[str, object]], *, has_more: bool) -> dict[str, object]:
+    """A page of objects."""
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    return {"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": has_more}
+
+
+def file(file: File) -> dict[str, object]:
+    """The file object."""
+    return {
+        "id": FILE + file.id,
+        "object": "file",
+        "bytes": file.size,
+        "created_at": int(file.created_at),
+        "expires_at": int(file.expires_at),
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
 
 
 def deleted(job_id: str) -> bytes:

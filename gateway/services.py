@@ -7,12 +7,13 @@ from gateway.accept import Desk
 from gateway.delivery import Delivery
 from gateway.metrics import Metrics
 from gateway.reading import Inflight
-from gateway.settings import HttpSettings
+from gateway.settings import FileSettings, HttpSettings
 from policies.deployments import Deployment
 from policies.keys import ApiKeys
 from policies.tenants import Tenant
 from router.board import Board
 from router.epoch import Epoch
+from router.files import Files
 from router.log import Log
 from router.outbox import Outbox
 
@@ -31,5 +32,7 @@ class Services:
     tenants: Mapping[str, Tenant]
     deployments: Mapping[str, Deployment]
     http: HttpSettings
+    files: Files
+    file_settings: FileSettings
     inflight: Inflight
     metrics: Metrics

@@ -26,7 +26,6 @@ from gateway.settings_values import (
     Budget,
     DeploymentName,
     Dollars,
-    DollarsEach,
     Durability,
     KeyName,
     Listed,
@@ -182,6 +181,14 @@ class WorkerSettings(Section):
         return RetryRule(self.attempts, self.first_wait_s, self.longest_wait_s)
 
 
+class FileSettings(Section):
+    """What clients upload. Bytes of one file, of all files of a tenant, and seconds that they are kept."""
+
+    max_bytes: Size = Field(default=512 * MIB, ge=1024, le=8192 * MIB)
+    max_stored: Size = Field(default=102_400 * MIB, ge=1 * MIB, le=1_073_741_824 * MIB)
+    ttl_s: Number = Field(default=30 * DAY_S, ge=3600, le=365 * DAY_S)
+
+
 class SweeperSettings(Section):
     """The process that repairs what others left behind."""
 
@@ -249,19 +256,13 @@ class TimeoutSettings(Section):
 
 
 class PriceSettings(Section):
-    """Dollars per million tokens or characters, for an image, for a second of audio.
-
-    Or only `name`, an entry of the price book, which `price: NAME` is short for.
-    """
+    """Dollars per million tokens; or only `name`, an entry of the price book, which `price: NAME` is short for."""
 
     name: str | None = Field(default=None, min_length=1, max_length=200)
     input: Dollars | None = None
     output: Dollars | None = None
     cache_read: Dollars | None = None
     cache_write: Dollars | None = None
-    images: DollarsEach | None = None
-    audio_seconds: DollarsEach | None = None
-    characters: Dollars | None = None
     source: str = Field(default="settings", min_length=1, max_length=200)
 
     @model_validator(mode="after")
@@ -277,9 +278,6 @@ class PriceSettings(Section):
             Meter.OUTPUT: self.output,
             Meter.CACHE_READ: self.cache_read,
             Meter.CACHE_WRITE: self.cache_write,
-            Meter.IMAGES: self.images,
-            Meter.AUDIO_SECONDS: self.audio_seconds,
-            Meter.CHARACTERS: self.characters,
         }
         return {meter: rate for meter, rate in rates.items() if rate is not None}
 
@@ -332,6 +330,7 @@ class Settings(Section):
     board: BoardSettings = BoardSettings()
     worker: WorkerSettings = WorkerSettings()
     sweeper: SweeperSettings = SweeperSettings()
+    files: FileSettings = FileSettings()
     pod_grace_s: Number = Field(default=360.0, ge=1, le=7200)
     routing: RoutingSettings = RoutingSettings()
     tenants: Mapping[TenantName, TenantSettings] = Field(

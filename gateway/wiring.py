@@ -22,6 +22,7 @@ from policies.tenants import Tenant
 from router import topics
 from router.board import Board
 from router.epoch import Epoch
+from router.files import Files
 from router.log import Log
 from router.log_streams import StreamsLog
 from router.outbox import Outbox
@@ -55,6 +56,7 @@ class Core:
     epoch: Epoch
     quotas: Quotas
     payloads: Payloads
+    files: Files
     outbox: Outbox
     keys: ApiKeys
     tenants: dict[str, Tenant]
@@ -73,6 +75,8 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
         deployments = settings.deployments_by_name()
         board = Board(scripts, tombstone_s=settings.kafka.retention_s + ONE_MORE_DAY_S)
         quotas = Quotas(scripts)
+        payloads = Payloads.open(_objects_url(settings))
+        files = settings.files
         yield Core(
             settings=settings,
             redis=redis,
@@ -80,7 +84,8 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
             board=board,
             epoch=Epoch(board),
             quotas=quotas,
-            payloads=Payloads.open(_objects_url(settings)),
+            payloads=payloads,
+            files=Files(scripts, payloads, most_bytes=files.max_stored, ttl_s=files.ttl_s),
             outbox=Outbox(board, log, quotas, deployments),
             keys=ApiKeys(redis),
             tenants=settings.tenants_by_name(),
@@ -186,6 +191,8 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
         tenants=core.tenants,
         deployments=core.deployments,
         http=http,
+        files=core.files,
+        file_settings=core.settings.files,
         inflight=inflight,
         metrics=Metrics(inflight, lambda: delivery.waiting),
     )

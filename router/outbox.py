@@ -73,7 +73,9 @@ class Outbox:
 
 def _used(lines: Sequence[Mapping[str, Any]]) -> Usage:
     """What the lines of an attempt add up to."""
-    return Usage(**{Meter(line["meter"]): line["quantity"] for line in lines})
+    quantities: dict[str, int] = {line["meter"]: line["quantity"] for line in lines}
+    input, cache_read, cache_write, output = (quantities.get(meter, 0) for meter in Meter)
+    return Usage(input, cache_read, cache_write, output)
 
 
 def reservation_id(job_id: str, attempt: int) -> str:

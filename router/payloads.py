@@ -1,5 +1,6 @@
 """Large bodies and results: in an object store, found by a pointer that names their SHA-256."""
 
+from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import ObjectStore, from_url
 
 from router.job import Payload
+
+PIECE = 5 * 1024 * 1024  # the least that an S3 multipart upload takes
+AHEAD = 2  # pieces of one upload that are on their way at once
 
 
 class PayloadUnavailableError(Exception):
@@ -40,6 +44,48 @@ class Payloads:
                 f"the object store refused {len(data)} bytes: {type(error).__name__}"
             ) from error
         return Payload(path=path, sha256=sha256(data).hexdigest(), size=len(data))
+
+    async def upload(self, path: str, pieces: AsyncIterator[bytes]) -> Payload:
+        """Like `put`, for what is not held at once. Unless all pieces came, nothing is there.
+
+        Raises what `pieces` raises, too.
+        """
+        digest, size = sha256(), 0
+
+        async def counted() -> AsyncIterator[bytes]:
+            nonlocal size
+            async for piece in pieces:
+                digest.update(piece)
+                size += len(piece)
+                yield piece
+
+        try:
+            await obstore.put_async(
+                self._store, path, counted(), use_multipart=True, chunk_size=PIECE, max_concurrency=AHEAD
+            )
+        except (BaseError, OSError) as error:
+            raise PayloadUnavailableError(f"the object store refused an upload: {type(error).__name__}") from error
+        return Payload(path=path, sha256=digest.hexdigest(), size=size)
+
+    async def stream(self, path: str) -> AsyncIterator[bytes]:
+        """The bytes at a path, a piece at a time. Raises as `get` does, also in the middle."""
+        try:
+            found = await obstore.get_async(self._store, path)
+            async for piece in found.stream(min_chunk_size=PIECE // 5):
+                yield bytes(piece)
+        except (NotFoundError, FileNotFoundError, ValueError):
+            raise PayloadLostError("the object store has nothing at this pointer") from None
+        except (BaseError, OSError) as error:
+            raise PayloadUnavailableError(f"the object store did not answer: {type(error).__name__}") from error
+
+    async def part(self, path: str, start: int, length: int) -> bytes:
+        """So many bytes from `start` on, which must lie within what is there. Raises as `get` does."""
+        try:
+            return bytes(await obstore.get_range_async(self._store, path, start=start, length=length))
+        except (NotFoundError, FileNotFoundError, ValueError):
+            raise PayloadLostError("the object store has nothing at this pointer") from None
+        except (BaseError, OSError) as error:
+            raise PayloadUnavailableError(f"the object store did not answer: {type(error).__name__}") from error
 
     async def get(self, payload: Payload) -> bytes:
         """The bytes that were put. Raises `PayloadUnavailableError` or `PayloadLostError`."""

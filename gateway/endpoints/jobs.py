@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import render
+from gateway import query, render
 from gateway.body import InvalidRequestError
 from gateway.cancel import cancel
 from gateway.delivery import calling
@@ -26,7 +26,7 @@ class Jobs:
 
     async def retrieve(self, request: Request) -> Response:
         """The job as it is, or with `?wait=` once it has ended or that many seconds are over."""
-        seconds = _whole(request, "wait", 0, most=LONGEST_WAIT_S)
+        seconds = query.whole(request, "wait", 0, most=LONGEST_WAIT_S)
         view = await self._taking.known(request)
         if seconds and not view.state.is_terminal:
             async with calling(request.receive) as caller:
@@ -38,7 +38,7 @@ class Jobs:
     async def page(self, request: Request) -> Response:
         """A page, the newest first."""
         holder = await self._taking.holder(request)
-        limit = _whole(request, "limit", PAGE, least=1, most=LARGEST_PAGE)
+        limit = query.whole(request, "limit", PAGE, least=1, most=LARGEST_PAGE)
         states = render.states_of(status) if (status := request.query_params.get("status")) else []
         if status and not states:
             known = ", ".join(dict.fromkeys(render.STATES.values()))
@@ -67,14 +67,3 @@ class Jobs:
         result = await self._services.delivery.result(view) if view.state is JobState.COMPLETED else None
         headers = {} if view.state.is_terminal else render.POLL_LATER
         return Response(render.job(view, result), headers=headers, media_type=render.JSON)
-
-
-def _whole(request: Request, name: str, default: int, *, least: int = 0, most: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
-        raise InvalidRequestError(
-            f"Invalid '{name}': expected a whole number from {least} to {most}.", name, "invalid_value"
-        )
-    return int(text)

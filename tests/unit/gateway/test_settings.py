@@ -74,9 +74,10 @@ def test_the_example_shows_every_setting_of_the_plain_sections_with_its_default(
     default = load(None, {})
 
     left_out = {"mechanism", "username", "password", "ca_file"}
-    for name in ("http", "board", "worker", "sweeper", "kafka", "routing", "pod_grace_s", "log", "redis", "objects"):
+    sections = ("http", "board", "worker", "sweeper", "files", "kafka", "routing")
+    for name in (*sections, "pod_grace_s", "log", "redis", "objects"):
         assert getattr(shown, name) == getattr(default, name)
-    for name in ("http", "board", "worker", "sweeper", "kafka", "routing"):
+    for name in sections:
         section = getattr(shown, name)
         assert set(type(section).model_fields) - section.model_fields_set <= left_out
 
@@ -277,8 +278,8 @@ def test_a_fault_is_named_with_file_line_key_and_what_is_expected(folder: Folder
     ("line", "said"),
     [
         ("price: {input: 0.15, output: 1}", "d.price.input: write it as a string, in quotes"),
-        ('price: {input: "0.1234567", output: "1"}', "d.price.input: must be dollars per million as text"),
-        ('price: {input: "-1", output: "1"}', "d.price.input: must be dollars per million as text"),
+        ('price: {input: "0.1234567", output: "1"}', "d.price.input: must be dollars per million tokens"),
+        ('price: {input: "-1", output: "1"}', "d.price.input: must be dollars per million tokens"),
         ("price: {}", "d.price: must be a name in the price book, or input and output"),
         ('price: {name: demo-light, input: "1"}', "d.price: must be a name in the price book, or input and output"),
         ("price: 3", "d.price: must be a section"),

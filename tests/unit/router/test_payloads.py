@@ -1,6 +1,7 @@
 """What the object store promises, on a real folder."""
 
 import os
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -30,6 +31,33 @@ async def test_putting_twice_gives_the_same_pointer(payloads: Payloads) -> None:
 
 async def test_nothing_is_nothing_too(payloads: Payloads) -> None:
     assert await payloads.get(await payloads.put("empty", b"")) == b""
+
+
+async def test_a_stream_of_pieces_comes_back_whole_in_pieces_and_in_parts(payloads: Payloads) -> None:
+    data = os.urandom(12_000_000)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(data), 100_000):
+            yield data[start : start + 100_000]
+
+    pointer = await payloads.upload("a", pieces())
+
+    assert (pointer.size, pointer.sha256) == (len(data), sha256(data).hexdigest())
+    assert b"".join([piece async for piece in payloads.stream("a")]) == data == await payloads.get(pointer)
+    assert await payloads.part("a", 11_999_990, 10) == data[-10:]
+
+
+async def test_pieces_that_break_off_leave_nothing(payloads: Payloads) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield bytes(6_000_000)
+        raise KeyError("broken off")
+
+    with pytest.raises(KeyError):
+        await payloads.upload("a", pieces())
+
+    for read in (payloads.part("a", 0, 1), anext(payloads.stream("a"))):
+        with pytest.raises(PayloadLostError):
+            await read
 
 
 async def test_another_opening_of_the_same_place_finds_them(payloads: Payloads, tmp_path: Path) -> None:

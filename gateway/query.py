@@ -1,0 +1,28 @@
+"""Reads what stands behind the `?` of an address."""
+
+from collections.abc import Iterable
+
+from starlette.requests import Request
+
+from gateway.body import InvalidRequestError
+from gateway.fields import unknown_value
+
+
+def whole(request: Request, name: str, default: int, *, least: int = 0, most: int) -> int:
+    """A whole number within these bounds. Raises `InvalidRequestError`, as does the other."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
+        raise InvalidRequestError(
+            f"Invalid '{name}': expected a whole number from {least} to {most}.", name, "invalid_value"
+        )
+    return int(text)
+
+
+def choice(request: Request, name: str, default: str, known: Iterable[str]) -> str:
+    """One of these words."""
+    text = request.query_params.get(name) or default
+    if text != default and text not in known:
+        raise unknown_value(name, known)
+    return text
