@@ -32,7 +32,7 @@ from policies.quota import (
 from policies.retries import Again, Failure, GiveUp, RetryRule
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
-from router import ledger
+from router import ledger, responses
 from router.board import (
     Attempted,
     Board,
@@ -49,10 +49,12 @@ from router.board import (
     Submission,
     TooManyDeliveries,
 )
+from router.conversations import ConversationLostError, Conversations
 from router.job import Job, JobState, Payload
 from router.log import LogUnavailableError
 from router.outbox import Outbox, reservation_id
 from router.payloads import PayloadLostError, Payloads, PayloadUnavailableError, body_path, result_path
+from router.responses import UntranslatableError
 from router.wakeups import Wakeups
 
 log = structlog.get_logger(__name__)
@@ -121,9 +123,11 @@ class Attempt:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _scopes: Scopes = field(init=False)
     unsaved: Unsaved = field(init=False)
+    conversations: Conversations = field(init=False)
 
     def __post_init__(self) -> None:
         self.unsaved = Unsaved(self.clock)
+        self.conversations = Conversations(self.board, self.payloads)
         self._scopes = Scopes(self.tenants, self.deployments)
 
     async def __call__(self, job: Job, owner: str, tally: Tally) -> Outcome:
@@ -273,12 +277,19 @@ class _OneAttempt:
             if waits is not None:
                 return waits
             job = await self._with_body()
+            asked = await self._as_asked(job)
         except (BoardUnavailableError, PayloadUnavailableError):
             return await self._put_back(Later(AWAY_S, "away"))
         except PayloadLostError as error:
             await self._refund()
             return await self._fail("payload_lost", str(error), dead=True)
-        return await self._call(job)
+        except ConversationLostError:
+            await self._refund()
+            return await self._fail("previous_response_lost", "The response that it follows is not kept any more.")
+        except UntranslatableError as error:
+            await self._refund()
+            return await self._fail("untranslatable", str(error), dead=True)
+        return await self._call(job, asked)
 
     async def crashed(self, error: Exception) -> Outcome:
         """Our own bug: what may have been used is charged, and the job fails and goes to the dead letters."""
@@ -333,14 +344,20 @@ class _OneAttempt:
             return job
         return replace(job, body=await self._steps.payloads.get(job.payload))
 
-    async def _call(self, job: Job) -> Outcome:
+    async def _as_asked(self, job: Job) -> Job:
+        """The job as a backend is asked: what is not chat by itself, in its chat form."""
+        if job.endpoint != responses.ENDPOINT:
+            return job
+        return replace(job, body=await self._steps.conversations.chat(job))
+
+    async def _call(self, job: Job, asked: Job) -> Outcome:
         self._let_through = await self._steps.unsaved.begin(self._deployment.name)
         try:
-            return await self._start_and_call(job, self._let_through)
+            return await self._start_and_call(job, asked, self._let_through)
         finally:
             self._let_through.saved()
 
-    async def _start_and_call(self, job: Job, let_through: LetThrough) -> Outcome:
+    async def _start_and_call(self, job: Job, asked: Job, let_through: LetThrough) -> Outcome:
         steps = self._steps
         try:
             start = await steps.board.start(
@@ -363,7 +380,7 @@ class _OneAttempt:
         so_far = SoFar()
         let_through.sent()
         try:
-            answer = await self._answer(job, so_far)
+            answer = await self._answer(asked, so_far)
         except BackendError as error:
             return await self._after(error)
         except asyncio.CancelledError:

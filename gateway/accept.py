@@ -7,15 +7,17 @@ from hashlib import sha256
 
 from ulid import ULID
 
+from gateway import render
 from gateway.asked import Asked
 from policies.deployments import Deployment
 from policies.keys import KeyHolder
 from policies.quota import Exhausted, Granted, Quotas, Rooms, Scope, Shadow, Wait, deployment_scope, tenant_scope
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
-from router import envelope
+from router import envelope, responses
 from router.board import Accepted, Board, JobView, KeyReused, QueueFull, Same
 from router.choose import Chosen, NoRoute, choose
+from router.conversations import Conversations
 from router.epoch import Epoch
 from router.job import Job, JobState
 from router.log import Log, LogUnavailableError
@@ -107,10 +109,12 @@ class Desk:
         tenant = self.tenants.get(holder.tenant)
         if tenant is None:
             raise UnknownTenantError(holder.tenant)
+        job_id = job_id or str(ULID())
+        conversation = None
+        if endpoint == responses.ENDPOINT:
+            values, conversation = await self._in_chat_form(tenant.name, job_id, values)
         chosen = self._choose(endpoint, asked, values, tenant)
-        job = _job(
-            job_id or str(ULID()), holder, tenant, asked, chosen, endpoint=endpoint, raw=raw, traceparent=traceparent
-        )
+        job = _job(job_id, holder, tenant, asked, chosen, endpoint=endpoint, raw=raw, traceparent=traceparent)
         if deadline_s is None:
             deadline_s = min(asked.wishes.deadline_s or tenant.deadline_s, tenant.deadline_s)
         scopes, granted = None, Granted()
@@ -130,6 +134,8 @@ class Desk:
                 channel=channel,
             )
             if isinstance(answer, Accepted):
+                if conversation is not None:
+                    await self._conversations.keep(job, conversation, ttl_s=deadline_s + job.result_ttl_s)
                 job = replace(job, created_at=answer.created_at, expires_at=answer.expires_at, queue=answer.queue)
                 return Acceptance(await self._enqueue(job), rooms=granted.rooms, shadows=granted.shadows)
         except BaseException:
@@ -142,6 +148,20 @@ class Desk:
             await self.payloads.remove(job.payload.path)
         return await self._refused(answer, job, channel)
 
+    @property
+    def _conversations(self) -> Conversations:
+        return Conversations(self.board, self.payloads)
+
+    async def _in_chat_form(
+        self, tenant: str, job_id: str, values: Mapping[str, object]
+    ) -> tuple[Mapping[str, object], str]:
+        """What the model will read, for the router, and what is to be kept of it."""
+        items = []
+        if (previous := values.get("previous_response_id")) is not None:
+            items = await self._conversations.until(tenant, render.job_id(str(previous)) or "")
+        items += responses.items_of(values, job_id, first=len(items))
+        return responses.to_chat(values, items), self._conversations.pack(responses.echo_of(values), items)
+
     def _choose(self, endpoint: str, asked: Asked, values: Mapping[str, object], tenant: Tenant) -> Chosen:
         route = choose(
             endpoint,
@@ -153,6 +173,8 @@ class Desk:
             max_usd=asked.wishes.max_usd,
         )
         if isinstance(route, NoRoute):
+            if endpoint == responses.ENDPOINT and route.param == "messages":
+                route = replace(route, param="input")
             raise NoRouteError(route)
         return route
 

@@ -13,6 +13,7 @@ from gateway.endpoints.files import FilesApi
 from gateway.endpoints.health import Health
 from gateway.endpoints.jobs import Jobs
 from gateway.endpoints.models import Models
+from gateway.endpoints.responses import Responses
 from gateway.services import Services
 
 
@@ -36,12 +37,19 @@ def routes(services: Services) -> list[Route]:
     """All addresses, the busiest first."""
     chat, jobs, models, health = Chat(services), Jobs(services), Models(services), Health(services)
     files = FilesApi(services)
+    responses = Responses(services)
     return [
         _route("POST", "/v1/chat/completions", chat.create),
         _route("GET", "/v1/chat/completions/{id}", chat.retrieve),
+        _route("POST", "/v1/responses", responses.create),
+        _route("GET", "/v1/responses/{id}", responses.retrieve),
+        _route("DELETE", "/v1/responses/{id}", responses.delete),
+        _route("POST", "/v1/responses/{id}/cancel", responses.cancel),
+        _route("GET", "/v1/responses/{id}/input_items", responses.input_items),
         _route("GET", "/v1/jobs/{id}", jobs.retrieve),
         _route("DELETE", "/v1/jobs/{id}", jobs.delete),
         _route("POST", "/v1/jobs/{id}/cancel", jobs.cancel),
+        _route("GET", "/v1/jobs/{id}/events", jobs.events),
         _route("GET", "/v1/jobs", jobs.page),
         _route("GET", "/v1/models", models.page),
         _route("GET", "/v1/models/{id:path}", models.retrieve),

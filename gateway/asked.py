@@ -33,7 +33,8 @@ class Wishes:
 class Asked:
     """A checked request, without its content. `store`: the job goes on when its waiting caller leaves.
 
-    `include_usage`: the caller's stream is to end with what it used.
+    `include_usage`: the caller's stream is to end with what it used. `background`: the caller does not wait, and gets
+    the endpoint's own object instead of the job.
     """
 
     model: str
@@ -41,6 +42,7 @@ class Asked:
     stream: bool = False
     include_usage: bool = False
     is_async: bool = False
+    background: bool = False
     store: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     wishes: Wishes = field(default_factory=Wishes)
@@ -66,6 +68,11 @@ class Asked:
             metadata=_metadata(values),
             wishes=_wishes(values),
         )
+
+    @property
+    def waits(self) -> bool:
+        """Whether the caller waits in the open, so that a limit is told now."""
+        return not (self.is_async or self.background)
 
 
 def _job_class(values: Values) -> JobClass:

@@ -1,7 +1,7 @@
 """Waiting for jobs: woken by the board, with a look of our own every second; cancelled when the caller leaves."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
@@ -10,7 +10,10 @@ from starlette.types import Receive
 from gateway.errors import LostSightError, UnfinishedError, UnknownJobError
 from gateway.reading import OverloadedError
 from policies.scripts import BoardUnavailableError
+from router import responses
 from router.board import Board, Chunk, JobView
+from router.compact import encode
+from router.conversations import Conversations
 from router.payloads import PayloadLostError, Payloads
 from router.wakeups import Wakeups
 
@@ -56,10 +59,19 @@ async def _watch(receive: Receive, caller: Caller) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """New pieces of a stream (none: a heartbeat is due), and the job once it has ended."""
+    """The job as it is now, and what of its stream is new. `is_idle`: nothing came for so long that a heartbeat is due.
 
+    Without chunks, and not idle, its state is new.
+    """
+
+    view: JobView
     chunks: list[Chunk]
-    ended: JobView | None = None
+    is_idle: bool = False
+
+    @property
+    def ended(self) -> JobView | None:
+        """The job, once it has ended and all its pieces were told."""
+        return self.view if self.view.state.is_terminal and not self.chunks else None
 
 
 class Delivery:
@@ -69,6 +81,7 @@ class Delivery:
         self._board = board
         self._wakeups = wakeups
         self._payloads = payloads
+        self.conversations = Conversations(board, payloads)
         self._most = most
         self.waiting = 0
 
@@ -92,13 +105,13 @@ class Delivery:
                     return view
                 await _sleep(caller, min(LOOK_S, left))
 
-    async def stream(self, tenant: str, job_id: str, caller: Caller, *, seconds: float) -> AsyncIterator[Pieces]:
-        """The job's pieces as they come, the last with the job as it ended.
+    async def stream(self, tenant: str, job_id: str, caller: Caller, *, seconds: float) -> AsyncGenerator[Pieces]:
+        """The job's pieces as they come, and its states where they change; the last is the job as it ended.
 
         Ends early once the caller is gone or the time is over. Raises as `wait` does.
         """
         now = asyncio.get_running_loop().time
-        ends, spoke, cursor = now() + seconds, now(), "0"
+        ends, spoke, cursor, state = now() + seconds, now(), "0", None
         with self._following(tenant, job_id, caller):
             while not caller.is_gone and now() < ends:
                 caller.woken.clear()
@@ -106,18 +119,23 @@ class Delivery:
                 view = await self._look(tenant, job_id)
                 while (more := await self._chunks(tenant, job_id, cursor)) is not None and more[1]:
                     cursor, chunks = more
-                    yield Pieces(chunks)
-                    spoke = now()
+                    yield Pieces(view, chunks)
+                    spoke, state = now(), view.state
                 if more is not None and view.state.is_terminal:
-                    yield Pieces([], view)
+                    yield Pieces(view, [])
                     return
+                if not view.state.is_terminal and view.state is not state:
+                    yield Pieces(view, [])
+                    state = view.state
                 if now() - spoke >= KEEP_ALIVE_S:
-                    yield Pieces([])
+                    yield Pieces(view, [], is_idle=True)
                     spoke = now()
                 await _sleep(caller, LOOK_S)
 
     async def result(self, view: JobView) -> bytes:
         """The OpenAI object of a completed job. Raises `PayloadUnavailableError`, `PayloadLostError`."""
+        if view.job.endpoint == responses.ENDPOINT:
+            return encode(await self.conversations.response(view))
         if view.result_at is not None:
             return await self._payloads.get(view.result_at)
         if view.result is None:
@@ -131,6 +149,8 @@ class Delivery:
         """
         if view.state.is_terminal and view.result_at is not None:
             await self._payloads.remove(view.result_at.path)
+        if view.state.is_terminal and view.job.endpoint == responses.ENDPOINT:
+            await self.conversations.forget(view.job.tenant, view.job.id)
         state = await self._board.delete(view.job.tenant, view.job.id)
         if state is None:
             raise UnknownJobError(view.job.id)

@@ -21,6 +21,7 @@ from gateway.reading import OverloadedError, SlowBodyError, TooLargeError, Wrong
 from policies.retries import Failure
 from policies.scripts import BoardUnavailableError
 from router.files import FileInUseError, FilesFullError
+from router.conversations import ConversationTooLongError, NoSuchResponseError, UnfinishedResponseError
 from router.job import JobState
 from router.log import LogUnavailableError
 from router.payloads import PayloadLostError, PayloadUnavailableError
@@ -147,6 +148,15 @@ def as_api_error(error: Exception, *, request_id: str) -> ApiError:
         case FilesFullError():
             message = "The files of this tenant have no more room. Delete some, then upload this one again."
             return ApiError(413, "files_full", message, param="file")
+        case NoSuchResponseError():
+            message = "There is no such response to follow. It may be deleted, past its time, or not stored."
+            return ApiError(400, "previous_response_not_found", message, param="previous_response_id")
+        case UnfinishedResponseError():
+            message = "The response to follow is not completed. Wait for it first."
+            return ApiError(400, "previous_response_not_completed", message, param="previous_response_id")
+        case ConversationTooLongError():
+            message = "The conversation is too long to be kept. Begin a new one, with a summary of it."
+            return ApiError(400, "conversation_too_long", message, param="input")
         case UnknownModelError():
             return ApiError(
                 404,

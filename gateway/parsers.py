@@ -7,6 +7,7 @@ from typing import Protocol
 from gateway.asked import Asked
 from gateway.fields import Values
 from gateway.openai import parse_chat
+from gateway.openai_responses import parse_responses
 
 
 class Parser(Protocol):
@@ -15,4 +16,4 @@ class Parser(Protocol):
     def __call__(self, values: Values, *, prefers_async: bool = False) -> Asked: ...
 
 
-PARSERS: Mapping[str, Parser] = MappingProxyType({"/v1/chat/completions": parse_chat})
+PARSERS: Mapping[str, Parser] = MappingProxyType({"/v1/chat/completions": parse_chat, "/v1/responses": parse_responses})

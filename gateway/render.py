@@ -64,7 +64,7 @@ def states_of(status: str) -> Sequence[JobState]:
 
 def job(view: JobView, result: bytes | None = None) -> bytes:
     """The job object. `result` is the OpenAI object as JSON, and goes in as it is."""
-    head = encode(_job(view))
+    head = encode(job_values(view))
     return head[:-1] + b',"result":' + (result or b"null") + b"}"
 
 
@@ -148,7 +148,8 @@ def chunks_of(result: bytes, *, include_usage: bool) -> Iterator[bytes]:
         yield encode({**head, "choices": [], "usage": answer["usage"]})
 
 
-def _job(view: JobView) -> dict[str, object]:
+def job_values(view: JobView) -> dict[str, object]:
+    """The job object but for its result."""
     job, route = view.job, view.job.route
     return {
         "id": JOB + job.id,

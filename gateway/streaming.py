@@ -1,41 +1,43 @@
-"""A job as server-sent events."""
+"""Answers that are server-sent events: what is told as it comes, until it ends or the client leaves."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 
 import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway import render
-from gateway.continuation import Continuation
-from gateway.delivery import Caller, Delivery, calling
-from gateway.errors import JobFailedError, WaitedTooLongError, as_api_error
+from gateway.delivery import Caller, calling
+from gateway.errors import ApiError, as_api_error
 from gateway.reading import HungUpError
 from router.compact import encode
-from router.job import Job, JobState
 
 log = structlog.get_logger(__name__)
 
 SEND_S = 60.0  # how long a client may read nothing
 
 
-class StreamedJob(Response):
-    """Sends the job's pieces as they come, and `[DONE]` only when it completed.
+def error_event(error: ApiError) -> bytes:
+    """An error as chat's streams have it."""
+    return render.event(encode(error.body))
 
-    A failure before the first byte is raised, for an ordinary error answer; one after it becomes an error event.
-    When the caller leaves, `left` is called; None lets the job go on.
+
+class EventStream(Response):
+    """Sends what `told` gives, already framed as events; the head goes out with the first of it.
+
+    What `told` raises before that is raised, for an ordinary error answer; after it, it becomes an event that
+    `failed` makes. `name` is what an error names to the client, and the log: never anything of the client's.
     """
 
     def __init__(
         self,
-        delivery: Delivery,
-        job: Job,
+        told: Callable[[Caller], AsyncGenerator[bytes]],
         *,
-        seconds: float,
-        include_usage: bool,
-        left: Callable[[], Awaitable[None]] | None,
-        headers: Mapping[str, str],
+        name: str,
+        failed: Callable[[ApiError], bytes] = error_event,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -44,57 +46,29 @@ class StreamedJob(Response):
                 "content-type": "text/event-stream; charset=utf-8",
                 "cache-control": "no-cache",
                 "x-accel-buffering": "no",
-                **headers,
+                **(headers or {}),
             }
         )
-        self._delivery = delivery
-        self._job = job
-        self._seconds = seconds
-        self._include_usage = include_usage
-        self._left = left
+        self._told = told
+        self._name = name
+        self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         events = _Events(send, self)
         try:
-            async with calling(receive) as caller:
-                await self._follow(caller, events)
+            async with calling(receive) as caller, aclosing(self._told(caller)) as told:
+                async for data in told:
+                    await events.send(data)
         except HungUpError:
             raise
         except Exception as error:
             if not events.began:
                 raise
-            answer = as_api_error(error, request_id=f"job_{self._job.id}")
+            answer = as_api_error(error, request_id=self._name)
             if answer.status == 500:  # ours; the edge does not see it any more
-                log.error("stream_failed", job=self._job.id, tenant=self._job.tenant, error=type(error).__name__)
-            await events.send(render.event(encode(answer.body)))
+                log.error("stream_failed", stream=self._name, error=type(error).__name__)
+            await events.send(self._failed(answer))
         await events.end()
-
-    async def _follow(self, caller: Caller, events: "_Events") -> None:
-        job, ended, has_pieces, continuation = self._job, None, False, Continuation()
-        async for pieces in self._delivery.stream(job.tenant, job.id, caller, seconds=self._seconds):
-            if pieces.chunks:
-                has_pieces = True
-                await events.send(b"".join(map(render.event, continuation.pass_on(pieces.chunks))))
-            elif pieces.ended is None:
-                await events.send(render.KEEP_ALIVE)
-            ended = pieces.ended
-        if ended is None:
-            await self._leave(caller)
-            return
-        if ended.state is not JobState.COMPLETED:
-            raise JobFailedError(ended.state, ended.error)
-        if not has_pieces:
-            result = await self._delivery.result(ended)
-            await events.send(b"".join(map(render.event, render.chunks_of(result, include_usage=self._include_usage))))
-        continuation.end()
-        await events.send(render.DONE)
-
-    async def _leave(self, caller: Caller) -> None:
-        if self._left is not None:
-            await self._left()
-        if caller.is_gone:
-            raise HungUpError("the client hung up while it read a stream")
-        raise WaitedTooLongError(self._job.id, kept=self._left is None)
 
 
 class _Events:
@@ -118,4 +92,5 @@ class _Events:
             raise HungUpError("the client reads nothing") from None
 
     async def end(self) -> None:
+        """Nothing more comes."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

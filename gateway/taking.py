@@ -45,7 +45,7 @@ class Taken:
             view=view if asked.is_async else replace(view, job=replace(view.job, body=b"")),
             rooms=accepted.rooms,
             asked=asked,
-            is_kept=asked.store or accepted.existing,
+            is_kept=asked.store or asked.background or accepted.existing,
         )
 
     @property
@@ -76,7 +76,7 @@ class Taking:
                 raw=raw,
                 values=values,
                 idempotency_key=key,
-                channel="" if asked.is_async else services.delivery.channel,
+                channel=services.delivery.channel if asked.waits else "",
                 traceparent=_traceparent(request),
             )
         route = accepted.view.job.route
@@ -108,7 +108,7 @@ class Taking:
         return None if taken.is_kept else partial(cancel, taken.view, board=services.board, outbox=services.outbox)
 
     async def result(self, view: JobView) -> bytes:
-        """The answer of a job that has ended, as the worker stored it."""
+        """The OpenAI object of a job that has ended."""
         if view.state is not JobState.COMPLETED:
             raise JobFailedError(view.state, view.error)
         return await self._services.delivery.result(view)
@@ -118,12 +118,12 @@ class Taking:
         services = self._services
         return await authenticate(services.keys, services.tenants, request.headers.get("authorization"))
 
-    async def known(self, request: Request) -> JobView:
-        """The job that the address names, as it is now. Another tenant's is not there."""
+    async def known(self, request: Request, *, endpoint: str | None = None) -> JobView:
+        """The job that the address names, as it is now. Another tenant's, or another endpoint's, is not there."""
         holder = await self.holder(request)
         job_id = render.job_id(request.path_params["id"])
         view = await self._services.board.view(holder.tenant, job_id) if job_id else None
-        if view is None:
+        if view is None or (endpoint is not None and view.job.endpoint != endpoint):
             raise UnknownJobError(request.path_params["id"])
         return view
 

@@ -16,6 +16,8 @@ from router.job import Job, JobState, Payload, Queue
 
 EPOCH = "board:epoch"
 CLOSED_LETTERS = "board:closed-letters"
+READ_OUT_S = 60.0  # how long the pieces of a stream that has ended are there for whoever still reads them,
+REPLAYED_S = 600.0  # or may come back for them
 LETTERS_KEPT_MS = 40 * 86_400_000  # since the last one was closed; longer than the topic keeps them
 
 
@@ -238,6 +240,8 @@ class Board:
         self._delete = _script("delete")
         self._chunks = _script("chunks")
         self._chunks_after = _script("chunks_after")
+        self._keep_input = _script("keep_input")
+        self._input = _script("input")
         self._outbox = _script("outbox")
         self._published = _script("published")
         self._sweep = _script("sweep")
@@ -406,6 +410,7 @@ class Board:
             len(fields) // 2,
             *fields,
             conclusion.result,
+            int((REPLAYED_S if job.is_replayed else READ_OUT_S) * 1000),
             *arguments,
             keys=keys,
             durable=True,
@@ -453,6 +458,15 @@ class Board:
         rows = cast("list[tuple[bytes, list[bytes]]]", await self._run(self._chunks_after, tenant, job_id, after))
         chunks = [Chunk(int(values[0]), values[1]) for _, values in rows]
         return (rows[-1][0].decode() if rows else after), chunks
+
+    async def keep_input(self, job: Job, text: str, *, ttl_s: float, path: str = "") -> None:
+        """What a response was asked, or a pointer to the object at `path`, until then or until its result goes."""
+        await self._run(self._keep_input, job.tenant, job.id, text, int(ttl_s * 1000), path)
+
+    async def input(self, tenant: str, job_id: str) -> str | None:
+        """What `keep_input` got; None when it is gone."""
+        answer = await self._run(self._input, tenant, job_id)
+        return cast(bytes, answer).decode() if answer else None
 
     async def outbox(self, tenant: str, *, job_id: str = "", age_s: float = 0.0, most: int = 100) -> list[OutboxEntry]:
         """What waits to be published, of one job or of any."""

@@ -1,7 +1,7 @@
 -- Conclude a job: state, result, charges, event and the settle of the tenant's slot, all or nothing.
 -- ARGV: prefix, id, name, owner, state, event, keep ms, attempt ('' when none ran), lines, usd, tokens, deployment, lane,
 --   microbatch, paths in the object store of its result and its body ('' is none), fields (a count, then names and
---   values), result, settle arguments...; KEYS[2..]: settle keys
+--   values), result, ms that the pieces of its stream are kept, settle arguments...; KEYS[2..]: settle keys
 -- Returns {'finished', now ms} | {'already', state} | {'lost'}
 local job, id, name = KEYS[1], ARGV[2], ARGV[3]
 local h = redis.call('HMGET', job, 'state', 'owner', 'result_ttl', 'ended_by', 'finished')
@@ -23,6 +23,6 @@ local result = ARGV[18 + 2 * n]
 if result ~= '' then redis.call('SET', P .. 'result:' .. id, result, 'PX', h[3]) end
 redis.call('HSET', job, 'ended_by', ARGV[4])
 conclude(job, id, name, ARGV[5], ARGV[6], tonumber(ARGV[7]), tonumber(h[3]), now)
-redis.call('PEXPIRE', P .. 'chunks:' .. id, 60000)
-settle_rest(1, 18 + 2 * n)
+redis.call('PEXPIRE', P .. 'chunks:' .. id, ARGV[19 + 2 * n])
+settle_rest(1, 19 + 2 * n)
 return {'finished', whole(now)}

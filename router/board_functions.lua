@@ -89,5 +89,6 @@ local function conclude(job, id, name, state, event, keep_ms, result_ttl_ms, now
   uncount(job, id)
   redis.call('HSET', P .. 'outbox', id .. ':event', whole(now) .. '\n' .. event)
   redis.call('PEXPIRE', job, math.max(keep_ms, result_ttl_ms))
+  redis.call('PEXPIRE', P .. 'input:' .. id, math.max(result_ttl_ms, 1))
   wake(job, name)
 end

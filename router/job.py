@@ -127,6 +127,11 @@ class Job:
         return f"jobs.{self.route.lane}.{self.band}"
 
     @property
+    def is_replayed(self) -> bool:
+        """Whether its stream may be taken up again, also after its end."""
+        return self.stream and self.endpoint == "/v1/responses"
+
+    @property
     def ages_at(self) -> float:
         """Half of its time to live is over: from now on it goes before others of its tenant."""
         return (self.created_at + self.expires_at) / 2

@@ -115,6 +115,11 @@ def body_path(tenant: str, job_id: str) -> str:
     return f"bodies/{tenant}/{job_id}"
 
 
+def input_path(tenant: str, job_id: str) -> str:
+    """Where what a response was asked lies."""
+    return f"inputs/{tenant}/{job_id}"
+
+
 def result_path(tenant: str, job_id: str, attempt: int) -> str:
     """Where an attempt's result lies: a late one never overwrites the one that counts."""
     return f"results/{tenant}/{job_id}.{attempt}"

@@ -4,8 +4,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import render
+from gateway.chat_stream import ChatStream
 from gateway.services import Services
-from gateway.streaming import StreamedJob
+from gateway.streaming import EventStream
 from gateway.taking import Taken, Taking
 from router.board import JobView
 
@@ -31,20 +32,21 @@ class Chat:
 
     async def retrieve(self, request: Request) -> Response:
         """The finished object with 200, else the job with 202."""
-        view = await self._taking.known(request)
+        view = await self._taking.known(request, endpoint=ENDPOINT)
         if not view.state.is_terminal:
             return Response(render.job(view), 202, render.POLL_LATER, render.JSON)
         return await self._answer(view, {})
 
     def _streamed(self, taken: Taken) -> Response:
-        return StreamedJob(
+        job = taken.view.job
+        stream = ChatStream(
             self._services.delivery,
-            taken.view.job,
+            job,
             seconds=self._services.http.sync_wait_s,
             include_usage=taken.asked.include_usage,
             left=self._taking.leaving(taken),
-            headers=taken.headers,
         )
+        return EventStream(stream.told, name=f"job_{job.id}", headers=taken.headers)
 
     async def _answer(self, view: JobView, headers: dict[str, str]) -> Response:
         result = await self._taking.result(view)

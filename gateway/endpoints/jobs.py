@@ -1,4 +1,4 @@
-"""Jobs: look, wait, list, cancel, delete."""
+"""Jobs: look, wait, follow, list, cancel, delete."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -7,14 +7,17 @@ from gateway import query, render
 from gateway.body import InvalidRequestError
 from gateway.cancel import cancel
 from gateway.delivery import calling
+from gateway.job_stream import JobStream
 from gateway.reading import HungUpError
 from gateway.services import Services
+from gateway.streaming import EventStream
 from gateway.taking import Taking
 from router.board import JobView
 from router.job import JobState
 
 LONGEST_WAIT_S = 60
 PAGE, LARGEST_PAGE = 20, 100
+LARGEST_NUMBER = 10**8  # of an event
 
 
 class Jobs:
@@ -56,6 +59,16 @@ class Jobs:
             await cancel(view, board=self._services.board, outbox=self._services.outbox)
             view = await self._taking.known(request)
         return await self._shown(view)
+
+    async def events(self, request: Request) -> Response:
+        """What happens to it, as events; those after `Last-Event-ID` or `?starting_after=` only."""
+        view = await self._taking.known(request)
+        after = query.whole(request, "starting_after", -1, most=LARGEST_NUMBER)
+        last = request.headers.get("last-event-id", "")
+        if last.isascii() and last.isdecimal() and len(last) < 10:  # otherwise it is not one of ours
+            after = int(last)
+        stream = JobStream(self._services.delivery, view, self._services.http.sync_wait_s, after=after)
+        return EventStream(stream.told, name=f"job_{view.job.id}", failed=stream.failed)
 
     async def delete(self, request: Request) -> Response:
         """Forget a job that has ended, and its result."""

@@ -1,0 +1,114 @@
+"""The Responses API: wait, stream, or come back; whatever the state, a Response is a Response."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway import query, render
+from gateway.cancel import cancel
+from gateway.delivery import calling
+from gateway.errors import JobFailedError, UnknownJobError
+from gateway.response_stream import ResponseStream
+from gateway.services import Services
+from gateway.streaming import EventStream
+from gateway.taking import Taken, Taking
+from router.board import JobView
+from router.compact import encode
+from router.conversations import Kept
+from router.job import JobState
+from router.responses import ENDPOINT
+
+CANCEL_S = 3.0  # how long a cancel waits for the end that it asked for
+PAGE, LARGEST_PAGE = 20, 100
+LARGEST_NUMBER = 10**8  # of an event
+
+
+class Responses:
+    """`/v1/responses`."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._taking = Taking(services)
+        self._conversations = services.delivery.conversations
+
+    async def create(self, request: Request) -> Response:
+        """A job from a request: the Response when it is there, its events, or with `background` as it is queued."""
+        taken = await self._taking.take(request, ENDPOINT)
+        if taken.asked.is_async:
+            return self._taking.left(taken)
+        if taken.asked.stream:
+            return self._streamed(taken)
+        if taken.asked.background:
+            return await self._shown(taken.view, {})
+        view = await self._taking.wait(request, taken)
+        if view.state is not JobState.COMPLETED:
+            raise JobFailedError(view.state, view.error)
+        return await self._shown(view, render.rate_headers(taken.rooms) | render.answer_headers(view))
+
+    async def retrieve(self, request: Request) -> Response:
+        """The Response as it is now, or with `?stream=true` its events, those after `starting_after` only."""
+        view, _ = await self._known(request)
+        if query.choice(request, "stream", "false", ("true", "false")) == "false":
+            return await self._shown(view, {})
+        after = query.whole(request, "starting_after", -1, most=LARGEST_NUMBER)
+        return self._told(view, after=after)
+
+    async def cancel(self, request: Request) -> Response:
+        """End it. Safe to repeat; one that has ended stays as it is."""
+        view, _ = await self._known(request)
+        if not view.state.is_terminal:
+            services = self._services
+            await cancel(view, board=services.board, outbox=services.outbox)
+            async with calling(request.receive) as caller:
+                view = await services.delivery.wait(view.job.tenant, view.job.id, caller, seconds=CANCEL_S)
+        return await self._shown(view, {})
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a Response that has ended, and what it was asked."""
+        view, _ = await self._known(request)
+        await self._services.delivery.forget(view)
+        return Response(
+            encode({"id": f"resp_{view.job.id}", "object": "response", "deleted": True}), media_type=render.JSON
+        )
+
+    async def input_items(self, request: Request) -> Response:
+        """A page of all that its model reads, the newest first if not said otherwise."""
+        _, kept = await self._known(request)
+        limit = query.whole(request, "limit", PAGE, least=1, most=LARGEST_PAGE)
+        items = kept.items if query.choice(request, "order", "desc", ("asc", "desc")) == "asc" else kept.items[::-1]
+        after = request.query_params.get("after")
+        ids = [item["id"] for item in items]
+        first = ids.index(after) + 1 if after in ids else 0
+        page = items[first : first + limit]
+        shown = {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(items) > first + limit,
+        }
+        return Response(encode(shown), media_type=render.JSON)
+
+    def _streamed(self, taken: Taken) -> Response:
+        stream = ResponseStream(
+            self._services.delivery,
+            taken.view,
+            seconds=self._services.http.sync_wait_s,
+            left=self._taking.leaving(taken),
+        )
+        return EventStream(stream.told, name=f"job_{taken.view.job.id}", failed=stream.failed, headers=taken.headers)
+
+    def _told(self, view: JobView, *, after: int) -> Response:
+        stream = ResponseStream(
+            self._services.delivery, view, seconds=self._services.http.sync_wait_s, left=None, after=after
+        )
+        return EventStream(stream.told, name=f"job_{view.job.id}", failed=stream.failed)
+
+    async def _known(self, request: Request) -> tuple[JobView, Kept]:
+        view = await self._taking.known(request, endpoint=ENDPOINT)
+        kept = await self._conversations.kept(view.job.tenant, view.job.id)
+        if kept is None or not kept.is_stored:
+            raise UnknownJobError(view.job.id)
+        return view, kept
+
+    async def _shown(self, view: JobView, headers: dict[str, str]) -> Response:
+        return Response(encode(await self._conversations.response(view)), headers=headers, media_type=render.JSON)

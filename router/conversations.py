@@ -1,0 +1,124 @@
+"""What responses were asked, kept beside their jobs: for those that follow them, and to be shown again."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from router import compact, envelope
+from router.board import Board, JobView
+from router.job import Job, JobState
+from router.payloads import PayloadLostError, Payloads, input_path
+from router.response_object import output_of, response
+from router.responses import Object, UntranslatableError, items_of, to_chat
+
+INLINE_INPUT = 64 * 1024
+MOST_ITEMS = 5_000
+LARGEST = 32 * 1024 * 1024  # characters
+
+
+class NoSuchResponseError(Exception):
+    """There is no such response to follow: unknown, another tenant's, past its time, or not stored."""
+
+
+class UnfinishedResponseError(Exception):
+    """The response to follow is not completed."""
+
+
+class ConversationLostError(Exception):
+    """What came before is not kept any more, and without it the request cannot be answered."""
+
+
+class ConversationTooLongError(Exception):
+    """The conversation has more items, or more bytes, than one may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a response was asked: its settings (`echo_of`), and all items that its model reads."""
+
+    asked: Object
+    items: list[Object]
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether its client wants to see it again."""
+        return self.asked.get("store") is not False
+
+
+class Conversations:
+    """Keeps them on the board, large ones in the object store. Raises what those two raise."""
+
+    def __init__(self, board: Board, payloads: Payloads) -> None:
+        self._board = board
+        self._payloads = payloads
+
+    async def until(self, tenant: str, job_id: str) -> list[Object]:
+        """All items up to the end of a response. Raises `NoSuchResponseError`, `UnfinishedResponseError`."""
+        view = await self._board.view(tenant, job_id)
+        kept = await self.kept(tenant, job_id) if view else None
+        if view is None or kept is None or not kept.is_stored:
+            raise NoSuchResponseError(job_id)
+        if view.state is not JobState.COMPLETED:
+            raise UnfinishedResponseError(job_id)
+        return [*kept.items, *output_of(await self.completion(view), job_id)]
+
+    def pack(self, asked: Object, items: Sequence[Object]) -> str:
+        """What `keep` takes. Raises `ConversationTooLongError`."""
+        text = compact.text({"asked": asked, "items": items})
+        if len(items) > MOST_ITEMS or len(text) > LARGEST:
+            raise ConversationTooLongError
+        return text
+
+    async def keep(self, job: Job, packed: str, *, ttl_s: float) -> None:
+        """Keep it for as long, or until the job's result goes. Safe to repeat."""
+        path = ""
+        if len(packed) > INLINE_INPUT:
+            path = input_path(job.tenant, job.id)
+            await self._board.keep_input(job, "", ttl_s=ttl_s, path=path)  # swept up, should this process die now
+            packed = envelope.payload_text(await self._payloads.put(path, packed.encode()))
+        await self._board.keep_input(job, packed, ttl_s=ttl_s, path=path)
+
+    async def kept(self, tenant: str, job_id: str) -> Kept | None:
+        """What a response was asked; None when that is gone."""
+        text = await self._board.input(tenant, job_id)
+        if not text:
+            return None
+        values = json.loads(text)
+        if "path" in values:
+            values = json.loads(await self._payloads.get(envelope.payload_of(text)))
+        return Kept(values["asked"], values["items"])
+
+    async def forget(self, tenant: str, job_id: str) -> None:
+        """Let go of it."""
+        text = await self._board.input(tenant, job_id)
+        if text and "path" in (values := json.loads(text)):
+            await self._payloads.remove(values["path"])
+
+    async def chat(self, job: Job) -> bytes:
+        """The job's body as a chat request. Raises `ConversationLostError`, `UntranslatableError`."""
+        try:
+            values = json.loads(job.body)
+            items = items_of(values, job.id)
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise UntranslatableError("the body is no request of the Responses API") from error
+        if values.get("previous_response_id"):
+            kept = await self.kept(job.tenant, job.id)
+            if kept is None:
+                raise ConversationLostError(job.id)
+            items = kept.items
+        return compact.encode(to_chat(values, items))
+
+    async def completion(self, view: JobView) -> dict[str, Any]:
+        """The chat completion that answered it."""
+        result = view.result if view.result_at is None else await self._payloads.get(view.result_at)
+        if result is None:
+            raise PayloadLostError("the board has no result")
+        completion: dict[str, Any] = json.loads(result)
+        return completion
+
+    async def response(self, view: JobView) -> Object:
+        """The Response as it is now."""
+        kept = await self.kept(view.job.tenant, view.job.id)
+        completion = await self.completion(view) if view.state is JobState.COMPLETED else None
+        return response(view, kept.asked if kept else {}, completion)
