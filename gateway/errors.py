@@ -20,8 +20,8 @@ from gateway.continuation import StreamBrokenError
 from gateway.reading import OverloadedError, SlowBodyError, TooLargeError, WrongContentTypeError
 from policies.retries import Failure
 from policies.scripts import BoardUnavailableError
-from router.files import FileInUseError, FilesFullError
 from router.conversations import ConversationTooLongError, NoSuchResponseError, UnfinishedResponseError
+from router.files import FileInUseError, FilesFullError
 from router.job import JobState
 from router.log import LogUnavailableError
 from router.payloads import PayloadLostError, PayloadUnavailableError
