@@ -55,6 +55,8 @@ QUIET_S = 10.0  # each message of aiokafka is printed once in this time
 
 # What a poll raises at the same place for ever: a wrong checksum, and a header's name that is no UTF-8.
 UNREADABLE = (CorruptRecordException, ValueError)
+LINGER_S = 0.003  # that a record waits for others to share its request
+SHARED = 8  # records in a row on one partition at most, so that few long jobs do not wait for one worker
 NOTHING = TopicPartition("", -1)  # a poll of this partition takes nothing and counts as a poll
 
 log = structlog.get_logger()
@@ -92,6 +94,15 @@ class Counts:
     rejoined: int = 0  # times that a member had to start anew
 
 
+@dataclass(slots=True)
+class _Share:
+    """The turn of a partition, for `left` more records until then."""
+
+    turn: int
+    left: int
+    until: float  # time.monotonic()
+
+
 class KafkaLog:
     """`router.log.Log` on Apache Kafka. Open it with `connect`."""
 
@@ -121,6 +132,7 @@ class KafkaLog:
         self._retention_s = retention_s
         self._window = window
         self._turn = itertools.count(random.randrange(1 << 16))
+        self._shares: dict[str, _Share] = {}
         self._appending = 0
         self._known: Mapping[str, int] = {}
         self._known_at = float("-inf")
@@ -156,7 +168,7 @@ class KafkaLog:
                 **clients,
                 acks="all",
                 enable_idempotence=False,  # it would retry without end, and hang on stop
-                linger_ms=3,  # one request for several records: each costs the API more Python than its records do
+                linger_ms=int(LINGER_S * 1000),
                 max_batch_size=262_144,
                 max_request_size=1_048_576,
                 request_timeout_ms=int(hold_s * 1000),
@@ -297,12 +309,21 @@ class KafkaLog:
             await self._producer.send_and_wait(
                 name,
                 record.value,
-                partition=next(self._turn) % count,  # its own choice costs 2-9 us in pure Python
+                partition=self._partition(topic) % count,
                 headers=[(key, value.encode("utf-8", "surrogateescape")) for key, value in record.headers.items()],
             )
         except UnknownTopicOrPartitionError:  # deleted meanwhile
             self._known = {each: known for each, known in self._known.items() if each != topic}
             raise
+
+    def _partition(self, topic: str) -> int:
+        """The next in turn, for some records at once: each batch costs the API more Python than its records do."""
+        now = time.monotonic()
+        share = self._shares.get(topic)
+        if share is None or share.left == 0 or now >= share.until:
+            share = self._shares[topic] = _Share(next(self._turn), SHARED, now + LINGER_S)
+        share.left -= 1
+        return share.turn
 
     async def _must_exist(self, topics: Sequence[str]) -> None:
         """Raises `TopicMissingError` at once, where the producer would look for the topic for `hold_s`."""
