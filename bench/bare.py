@@ -5,6 +5,7 @@ What `accept` takes longer than this is the price of a job that cannot be lost.
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import uvloop
@@ -30,6 +31,7 @@ class ForgetfulBoard(Board):
         most_unfinished: int,
         most_in_class: int = 500,
         channel: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> Accepted:
         """Accepted, by this process' clock."""
         now = time.time()

@@ -125,8 +125,10 @@ class Desk:
         try:
             if len(raw) > INLINE_BODY:
                 job = replace(job, payload=await self.payloads.put(body_path(job.tenant, job.id), raw))
+            headers = envelope.to_headers(job)
             answer = await self.board.accept(
                 job,
+                headers=headers,
                 deadline_s=deadline_s,
                 idempotency=_digests(idempotency_key, endpoint, raw),
                 most_unfinished=tenant.max_unfinished,
@@ -137,7 +139,7 @@ class Desk:
                 if conversation is not None:
                     await self._conversations.keep(job, conversation, ttl_s=deadline_s + job.result_ttl_s)
                 job = replace(job, created_at=answer.created_at, expires_at=answer.expires_at, queue=answer.queue)
-                return Acceptance(await self._enqueue(job), rooms=granted.rooms, shadows=granted.shadows)
+                return Acceptance(await self._enqueue(job, headers), rooms=granted.rooms, shadows=granted.shadows)
         except BaseException:
             if scopes:
                 await self._give_back(job, scopes)
@@ -204,10 +206,10 @@ class Desk:
             *(self.quotas.refund(scope, reservation_id(job.id, 1)) for scope in scopes), return_exceptions=True
         )
 
-    async def _enqueue(self, job: Job) -> JobView:
+    async def _enqueue(self, job: Job, headers: Mapping[str, str] | None = None) -> JobView:
         """Put it on the log. One that the log does not confirm is fenced off, unless a worker already has it."""
         try:
-            await self.log.append(job.topic, envelope.to_record(job))
+            await self.log.append(job.topic, envelope.to_record(job, headers))
             state = await self.board.confirm(job.tenant, job.id)
         except LogUnavailableError:
             state = await self.board.reject(job.tenant, job.id)

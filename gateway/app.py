@@ -1,8 +1,7 @@
 """The web application: its routes, and the edge around them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,22 +13,40 @@ from gateway.endpoints.health import Health
 from gateway.endpoints.jobs import Jobs
 from gateway.endpoints.models import Models
 from gateway.endpoints.responses import Responses
+from gateway.head import HttpRequest
 from gateway.services import Services
 
 
 def create_app(services: Services) -> ASGIApp:
     """The application. It opens and closes nothing: that is the wiring's."""
-    return Edge(Router(routes(services), redirect_slashes=False), metrics=services.metrics)
+    return Edge(_Addresses(routes(services)), metrics=services.metrics)
+
+
+class _Addresses:
+    """An address without parameters is looked up; for the others the framework goes through its routes."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._router = Router(routes, redirect_slashes=False)
+        whole = [route for route in routes if not route.param_convertors]
+        self._whole = {(method, route.path): route for route in whole for method in route.methods or ()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._whole.get((scope.get("method", ""), scope.get("path", "")))
+        if route is None:
+            await self._router(scope, receive, send)
+        else:
+            scope["route"] = route
+            await route.app(scope, receive, send)
 
 
 class _Endpoint:
     """An endpoint without the framework's own catching of errors: the edge words all of them."""
 
-    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+    def __init__(self, answer: Callable[[HttpRequest], Awaitable[Response]]) -> None:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._answer(Request(scope, receive))
+        response = await self._answer(HttpRequest(scope, receive))
         await response(scope, receive, send)
 
 
@@ -64,5 +81,5 @@ def routes(services: Services) -> list[Route]:
     ]
 
 
-def _route(method: str, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
+def _route(method: str, path: str, answer: Callable[[HttpRequest], Awaitable[Response]]) -> Route:
     return Route(path, _Endpoint(answer), methods=[method])

@@ -8,11 +8,11 @@ from traceback import extract_tb
 from typing import cast
 
 import structlog
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import render
 from gateway.errors import as_api_error
+from gateway.head import Head
 from gateway.metrics import Metrics
 from gateway.reading import HungUpError
 from router.compact import encode
@@ -70,7 +70,7 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self._started = time.perf_counter()
-        self._request_headers = Headers(scope=scope)
+        self._request_headers = scope["head"] = Head(scope)
         self._unread = True
         given = self._request_headers.get("x-request-id", "")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{token_hex(16)}"

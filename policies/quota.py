@@ -1,6 +1,6 @@
 """Shared limits of tenants and deployments: reserved before a call, settled after it, all or nothing."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -417,8 +417,10 @@ def _room(limit: Limit | None, remaining: int, full_in_ms: int) -> Room | None:
     return None if limit is None else Room(int(limit.burst), remaining, full_in_ms / 1000)
 
 
-def _tightest(states: Iterable[State]) -> Rooms:
+def _tightest(states: Sequence[State]) -> Rooms:
     """A shadow leaves as much room as there is."""
+    if not states:
+        return Rooms()
     enforced = [state for state in states if not state.part.shadow]
     tokens = [room for state in enforced for room in (state.tokens, state.today)]
     return Rooms(_least(state.requests for state in enforced), _least(tokens))

@@ -261,13 +261,18 @@ class Board:
         most_unfinished: int,
         most_in_class: int = 500,
         channel: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> Accepted | Same | KeyReused | QueueFull:
         """Write a job as `accepting`. `idempotency`: digests of the key and of the body; `channel` watches it.
+
+        `headers` are its own, where the caller has them already: to make them takes longer than to send them.
 
         When the tenant has `most_in_class` unfinished jobs in the main queue of its class, it goes to the overflow.
         """
         key, body = idempotency or ("", "")
-        fields = [*_fields(job), "watchers", channel] if channel else _fields(job)
+        fields = _fields(job, headers)
+        if channel:
+            fields += ["watchers", channel]
         kept_ms = int((deadline_s + job.result_ttl_s) * 1000)
         answer = await self._run(
             self._accept,
@@ -578,8 +583,9 @@ def _name(job: Job) -> str:
     return f"{job.tenant} {job.id}"
 
 
-def _fields(job: Job) -> list[Value]:
-    return ["about", envelope.about(job), "result_ttl", int(job.result_ttl_s * 1000)]
+def _fields(job: Job, headers: Mapping[str, str] | None = None) -> list[Value]:
+    about = compact.text(headers) if headers else envelope.about(job)
+    return ["about", about, "result_ttl", int(job.result_ttl_s * 1000)]
 
 
 def _charge(job: Job, attempted: Attempted, *, concluded: bool) -> list[Value]:

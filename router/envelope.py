@@ -21,11 +21,10 @@ class EnvelopeError(ValueError):
     """This record is not a job of ours; the message says what is wrong, without its content."""
 
 
-def to_record(job: Job) -> Record:
-    """The job as a record."""
+def to_record(job: Job, headers: Mapping[str, str] | None = None) -> Record:
+    """The job as a record. `headers` are those of `to_headers`, where the caller has them already."""
     given = {"created-ms": _ms(job.created_at), "deadline-ms": _ms(job.expires_at), "queue": str(job.queue)}
-    headers = to_headers(job) | given
-    return Record(b"" if job.payload else job.body, headers)
+    return Record(b"" if job.payload else job.body, {**(headers or to_headers(job)), **given})
 
 
 def from_record(record: Record) -> Job:
