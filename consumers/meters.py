@@ -1,4 +1,4 @@
-"""What a worker counts, for Prometheus. Labels are from closed lists, never a user's text."""
+"""What workers and senders count, for Prometheus. Labels are from closed lists, never a user's text."""
 
 from collections.abc import Iterable
 
@@ -60,3 +60,14 @@ class WorkerMeters:
     def microbatch(self, jobs: int) -> None:
         """A microbatch was dispatched."""
         self._sizes.observe(jobs)
+
+
+class WebhookMeters:
+    """The counter of one process that sends webhooks."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._sent = Counter("pointsman_webhooks_total", "What became of sent webhooks", ["outcome"], registry=registry)
+
+    def webhook(self, outcome: str) -> None:
+        """An attempt is over: delivered, failed, or the last one, dead."""
+        self._sent.labels(outcome).inc()

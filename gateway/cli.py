@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from gateway import cli_dlq, cli_router, logs, valkey, wiring
+from gateway import cli_dlq, cli_router, cli_webhooks, logs, valkey, wiring
 from gateway.check import Level, check
 from gateway.settings import Settings, SettingsError, load
 from gateway.up import up
@@ -42,6 +42,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(board_app, name="board")
 app.add_typer(cli_dlq.app, name="dlq")
 app.add_typer(cli_router.app, name="router")
+app.add_typer(cli_webhooks.app, name="webhooks")
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)

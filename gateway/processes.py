@@ -97,20 +97,26 @@ async def worker(settings: Settings, backend: str, *, until_stdin_closes: bool =
 async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> None:
     """A sweeper."""
     async with wiring.core(settings) as core:
-        sweeping = wiring.sweeper(core)
+        sweeping, registry = wiring.sweeper(core), CollectorRegistry()
 
         async def fault() -> str | None:
             await core.board.ping()
             await core.log.ping()
             return None
 
-        health = _health(CollectorRegistry(), fault)
+        health = _health(registry, fault)
         where = settings.sweeper.health_host, settings.sweeper.health_port
-        async with _stopping(until_stdin_closes) as stop, _served(health, *where), asyncio.TaskGroup() as tasks:
+        async with (
+            _stopping(until_stdin_closes) as stop,
+            _served(health, *where),
+            wiring.open_webhook_sender(core, registry) as sender,
+            asyncio.TaskGroup() as tasks,
+        ):
             await _until_topics_exist(core.log, topics.FIXED)
             await begin(core.log, core.board)
             for retrier in wiring.retriers(core):
                 tasks.create_task(retrier.run(stop))
+            tasks.create_task(sender.run(stop))
             log.info("sweeper_started")
             await sweeping.run(stop)
 

@@ -27,6 +27,9 @@ from gateway.settings_values import (
     DeploymentName,
     Dollars,
     Durability,
+    EndpointName,
+    EventPattern,
+    HostName,
     KeyName,
     Listed,
     LogUrl,
@@ -37,7 +40,9 @@ from gateway.settings_values import (
     ServerUrl,
     Size,
     TenantName,
+    TopicName,
     TopicPrefix,
+    WebhookUrl,
     Whole,
 )
 from policies import pricebook
@@ -46,6 +51,7 @@ from policies.pricebook import PriceBook, PriceBookError
 from policies.pricing import Meter, Price
 from policies.retries import RetryRule
 from policies.tenants import Tenant
+from policies.webhooks import Endpoint, decoded
 
 CONFIG_VARIABLE = "POINTSMAN_CONFIG"
 SHOWN_FAULTS = 20
@@ -226,6 +232,42 @@ class DeploymentLimitSettings(LimitSettings):
     cache_reads_count: bool = True
 
 
+def _signing_keys(secret: Secret | None) -> tuple[bytes, ...]:
+    """One, or while it is being changed two with a comma between them."""
+    texts = secret.get_secret_value().split(",") if secret is not None else []
+    return tuple(decoded(text.strip()) for text in texts)
+
+
+class OutboundSettings(Section):
+    """Requests to URLs that clients name. `allowed_hosts` may be on a private network and may speak http."""
+
+    allowed_hosts: Annotated[tuple[HostName, ...], Listed] = Field(default=(), max_length=1000)
+    ca_file: Path | None = None
+
+
+class WebhookSettings(Section):
+    """How the sweepers send webhooks; seconds, and how many at once from one process, of a tenant, to a host."""
+
+    timeout_s: Number = Field(default=15.0, ge=1, le=60)
+    at_once: Whole = Field(default=64, ge=1, le=1000)
+    per_tenant: Whole = Field(default=32, ge=1, le=1000)
+    per_host: Whole = Field(default=8, ge=1, le=1000)
+    max_waiting: Whole = Field(default=100_000, ge=1, le=10_000_000)
+
+
+class EndpointSettings(Section):
+    """Where a tenant wants events sent. Signed with the tenant's secret where it has none of its own."""
+
+    url: WebhookUrl = Field(max_length=2000)
+    events: Annotated[tuple[EventPattern, ...], Listed] = Field(default=("*",), min_length=1, max_length=20)
+    secret: Secret | None = None
+
+    @model_validator(mode="after")
+    def _secret_is_one(self) -> Self:
+        _signing_keys(self.secret)
+        return self
+
+
 class TenantSettings(Section):
     """Who pays. `deployments` are the ones it may use; all of them when it is not there.
 
@@ -244,6 +286,17 @@ class TenantSettings(Section):
     result_ttl_s: Number = Field(default=DAY_S, ge=1, le=90 * DAY_S)
     max_result_ttl_s: Number = Field(default=7 * DAY_S, ge=1, le=90 * DAY_S)
     reruns: Literal["allow", "refuse"] = "allow"
+    webhook_secret: Secret | None = None
+    webhooks: Mapping[EndpointName, EndpointSettings] = Field(default_factory=dict, max_length=20)
+    reply_topics: Annotated[tuple[TopicName, ...], Listed] = Field(default=(), max_length=100)
+
+    @model_validator(mode="after")
+    def _webhooks_are_signed(self) -> Self:
+        if not _signing_keys(self.webhook_secret):
+            unsigned = [name for name, endpoint in self.webhooks.items() if not _signing_keys(endpoint.secret)]
+            if unsigned:
+                raise ValueError(f"webhooks.{unsigned[0]} needs a secret, or the tenant a webhook_secret")
+        return self
 
 
 class TimeoutSettings(Section):
@@ -331,6 +384,8 @@ class Settings(Section):
     worker: WorkerSettings = WorkerSettings()
     sweeper: SweeperSettings = SweeperSettings()
     files: FileSettings = FileSettings()
+    outbound: OutboundSettings = OutboundSettings()
+    webhooks: WebhookSettings = WebhookSettings()
     pod_grace_s: Number = Field(default=360.0, ge=1, le=7200)
     routing: RoutingSettings = RoutingSettings()
     tenants: Mapping[TenantName, TenantSettings] = Field(
@@ -427,6 +482,12 @@ def _tenant(name: str, tenant: TenantSettings) -> Tenant:
         result_ttl_s=tenant.result_ttl_s,
         max_result_ttl_s=tenant.max_result_ttl_s,
         reruns_allowed=tenant.reruns == "allow",
+        webhook_secrets=_signing_keys(tenant.webhook_secret),
+        webhooks={
+            name: Endpoint(to.url, to.events, _signing_keys(to.secret) or _signing_keys(tenant.webhook_secret))
+            for name, to in tenant.webhooks.items()
+        },
+        reply_topics=frozenset(tenant.reply_topics),
     )
 
 

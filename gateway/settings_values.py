@@ -6,12 +6,14 @@ A ValueError's text says what is expected and never repeats what is there, which
 import re
 from collections.abc import Mapping
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from typing import Annotated
 from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from policies import webhooks
 from policies.pricebook import dollars
 
 MOST_DOLLARS = 9_000_000  # above it a budget in nano-dollars is no longer exact in a Redis script
@@ -22,6 +24,9 @@ _DEPLOYMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", re.ASCII)
 _KEY = re.compile(r"[\x20-\x7e]{1,100}", re.ASCII)
 _ALIAS = re.compile(r"[\x21-\x7e]{1,200}", re.ASCII)
 _SERVER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}", re.ASCII)
+_ENDPOINT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
+_TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _BUCKET = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._/-]*)?", re.ASCII)
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
 _SIZE = re.compile(r"([0-9]{1,12}) ?([kmg]?i?b)?", re.ASCII | re.IGNORECASE)
@@ -128,6 +133,41 @@ def _server_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _webhook_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and value.isascii()
+    except ValueError:
+        usable, parts = False, urlsplit("")
+    if not usable or "@" in parts.netloc or parts.fragment:
+        raise ValueError("must be https://host/path, without user, password and fragment")
+    return value
+
+
+def _host(value: str) -> str:
+    if not _HOST.fullmatch(value):
+        raise ValueError("must be the name or address of a host, without port or path")
+    return value.lower()
+
+
+def _event_pattern(value: str) -> str:
+    if not any(fnmatchcase(known, value) for known in webhooks.EVENTS):
+        raise ValueError("must be an event, such as job.failed, or several, such as batch.* or *")
+    return value
+
+
+def _endpoint_name(value: str) -> str:
+    if not _ENDPOINT.fullmatch(value):
+        raise ValueError("is no name for a webhook: letters, digits, '_' and '-', at most 40")
+    return value
+
+
+def _topic_name(value: str) -> str:
+    if not _TOPIC.fullmatch(value) or value.startswith(("jobs.", "ledger.")):
+        raise ValueError("must be a topic of its own: letters, digits, '.', '_' and '-', not jobs. or ledger.")
+    return value
+
+
 def _durability(value: str) -> str:
     if value in ("fsync", "none") or re.fullmatch(r"replicas:[1-5]", value):
         return value
@@ -186,4 +226,9 @@ TenantName = Annotated[str, AfterValidator(_tenant_name)]
 DeploymentName = Annotated[str, AfterValidator(_deployment_name)]
 KeyName = Annotated[str, AfterValidator(_key_name)]
 AliasName = Annotated[str, AfterValidator(_alias_name)]
+WebhookUrl = Annotated[str, AfterValidator(_webhook_url)]
+HostName = Annotated[str, AfterValidator(_host)]
+EventPattern = Annotated[str, AfterValidator(_event_pattern)]
+EndpointName = Annotated[str, AfterValidator(_endpoint_name)]
+TopicName = Annotated[str, AfterValidator(_topic_name)]
 TopicPrefix = Annotated[str, AfterValidator(_prefix)]

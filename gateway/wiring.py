@@ -28,6 +28,7 @@ from router.log_streams import StreamsLog
 from router.outbox import Outbox
 from router.payloads import Payloads
 from router.wakeups import Wakeups
+from router.webhooks import CHANNEL, Webhooks
 
 if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it counts when four of them start at once
     from consumers.attempt import Attempt
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it count
     from consumers.collector import Collector
     from consumers.retrier import Retrier
     from consumers.sweeper import Sweeper
+    from consumers.webhook_sender import WebhookSender
     from consumers.worker import Worker
     from gateway.services import Services
 
@@ -58,6 +60,7 @@ class Core:
     payloads: Payloads
     files: Files
     outbox: Outbox
+    webhooks: Webhooks
     keys: ApiKeys
     tenants: dict[str, Tenant]
     deployments: dict[str, Deployment]
@@ -77,6 +80,8 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
         quotas = Quotas(scripts)
         payloads = Payloads.open(_objects_url(settings))
         files = settings.files
+        tenants = settings.tenants_by_name()
+        webhooks = Webhooks(scripts, tenants, most_waiting=settings.webhooks.max_waiting)
         yield Core(
             settings=settings,
             redis=redis,
@@ -86,9 +91,10 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
             quotas=quotas,
             payloads=payloads,
             files=Files(scripts, payloads, most_bytes=files.max_stored, ttl_s=files.ttl_s),
-            outbox=Outbox(board, log, quotas, deployments),
+            outbox=Outbox(board, log, quotas, deployments, webhooks),
+            webhooks=webhooks,
             keys=ApiKeys(redis),
-            tenants=settings.tenants_by_name(),
+            tenants=tenants,
             deployments=deployments,
             trim=_trim(log, settings) if isinstance(log, StreamsLog) else None,
         )
@@ -283,6 +289,26 @@ def collector(core: Core, backend: "Backend", name: str) -> "Collector":
     from consumers.collector import Collector
 
     return Collector(core.log, attempt(core, backend), name, tuple(core.tenants))
+
+
+@asynccontextmanager
+async def open_webhook_sender(core: Core, registry: CollectorRegistry) -> AsyncGenerator["WebhookSender"]:
+    """Sends what is owed to all tenants' receivers."""
+    from consumers.meters import WebhookMeters
+    from consumers.outbound import Outbound
+    from consumers.webhook_sender import Bounds, WebhookSender
+
+    settings, outward = core.settings.webhooks, core.settings.outbound
+    tls = ssl.create_default_context(cafile=outward.ca_file) if outward.ca_file else None
+    async with Outbound.open(outward.allowed_hosts, connections=settings.at_once, tls=tls) as outbound:
+        yield WebhookSender(
+            webhooks=core.webhooks,
+            outbound=outbound,
+            wakeups=Wakeups(core.redis, channel=CHANNEL),
+            tenants=tuple(core.tenants),
+            meters=WebhookMeters(registry),
+            bounds=Bounds(settings.at_once, settings.per_tenant, settings.per_host, settings.timeout_s),
+        )
 
 
 def retriers(core: Core) -> "list[Retrier]":

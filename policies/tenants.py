@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policies.deployments import Limits
+from policies.webhooks import Endpoint, Secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +13,8 @@ class Tenant:
 
     `key_limits` are of its API keys of that name together, `model_limits` what it may use of a deployment.
     Of a class `max_in_class` unfinished jobs are in the main queue, what is more is in the overflow. `weight` is its
-    part of the slots beside other tenants'.
+    part of the slots beside other tenants'. `webhook_secrets` sign what goes to URLs that its jobs name: without one
+    they may name none. `reply_topics` are those that its records on the inbox may name.
     """
 
     name: str
@@ -28,3 +30,6 @@ class Tenant:
     result_ttl_s: float = 86_400.0
     max_result_ttl_s: float = 604_800.0
     reruns_allowed: bool = True
+    webhook_secrets: Secrets = field(default=(), repr=False)
+    webhooks: Mapping[str, Endpoint] = field(default_factory=dict)
+    reply_topics: frozenset[str] = frozenset()

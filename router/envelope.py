@@ -13,7 +13,7 @@ from router.job import Estimate, Job, JobClass, Payload, Queue, Route
 from router.log import Record
 
 VERSION = "1"
-_TEXTS = ("tenant", "endpoint", "model", "route", "metadata", "traceparent", "payload")
+_TEXTS = ("tenant", "endpoint", "model", "route", "metadata", "traceparent", "payload", "webhook-url")
 LARGEST = 10**13  # of any number in a header; as milliseconds, the year 2286
 
 
@@ -114,6 +114,8 @@ def to_headers(job: Job) -> dict[str, str]:
         headers["limited-key"] = job.limited_key
     if job.is_reserved:
         headers["reserved"] = "1"
+    if job.webhook_url:
+        headers["webhook-url"] = job.webhook_url
     return headers
 
 
@@ -160,6 +162,7 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
         key_id=headers.get("key", ""),
         limited_key=headers.get("limited-key", ""),
         is_reserved=headers.get("reserved") == "1",
+        webhook_url=headers.get("webhook-url", ""),
     )
 
 

@@ -91,7 +91,7 @@ class Job:
     `body` is the client's, byte for byte; it is empty while it lies at `payload`.
     `expires_at` is the deadline to start and finish; the result is kept `result_ttl_s` after that.
     `key_id` is the API key that brought it, `limited_key` that key's name where it has limits of its own. When
-    `is_reserved`, its first attempt has its quota from the door.
+    `is_reserved`, its first attempt has its quota from the door. `webhook_url` is to be told of its end.
     """
 
     id: str
@@ -115,6 +115,7 @@ class Job:
     key_id: str = ""
     limited_key: str = ""
     is_reserved: bool = False
+    webhook_url: str = field(default="", repr=False)
 
     @property
     def band(self) -> str:

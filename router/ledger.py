@@ -94,7 +94,11 @@ def attempt_of(record: Record) -> Charged | None:
 def event_text(
     job: Job, state: JobState, *, usd: Decimal | None, attempts: int = 0, error_code: str | None = None
 ) -> str:
-    """A job's terminal event as a JSON object, without content. `usd` is what all `attempts` cost."""
+    """A job's terminal event as a JSON object, without content. `usd` is what all `attempts` cost.
+
+    What stands under `private` is for the outbox, and leaves it before the event goes to the log.
+    """
+    private = {"private": {"webhook_url": job.webhook_url}} if job.webhook_url else {}
     return compact.text(
         {
             "id": f"evt_{job.id}.{attempts}",  # a job that an operator runs again ends twice
@@ -109,6 +113,7 @@ def event_text(
             "metadata": dict(job.metadata),
             "usd": None if usd is None else plain(usd),
             "error_code": error_code,
+            **private,
         }
     )
 

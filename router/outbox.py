@@ -10,22 +10,25 @@ from typing import Any
 from policies.deployments import Deployment
 from policies.pricing import Meter, Usage
 from policies.quota import Quotas, Scopes, deployment_slot, tenant_slot
-from router import topics
+from router import compact, topics
 from router.board import Board, OutboxEntry
 from router.log import Log, Record
+from router.webhooks import Webhooks, of_job
 
 
 @dataclass(slots=True)
 class Outbox:
     """Publishes what finished jobs left behind, and settles the quota of their deployment.
 
-    What the door had reserved for a job that ended without any attempt is given back.
+    The ends of jobs are owed to the webhooks of their tenants from then on. What the door had reserved for a job
+    that ended without any attempt is given back.
     """
 
     board: Board
     log: Log
     quotas: Quotas
     deployments: Mapping[str, Deployment]
+    webhooks: Webhooks
     _scopes: Scopes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,20 +53,25 @@ class Outbox:
 
     async def _publish(self, entry: OutboxEntry) -> None:
         headers = {"version": "1", "id": entry.field, "at-ms": f"{entry.at * 1000:.0f}"}
-        record = Record(entry.text.encode(), headers)
         if entry.is_event:
-            await self.log.append(topics.EVENTS, record)
-            event = json.loads(entry.text)
-            job, _, attempts = event["id"].removeprefix("evt_").rpartition(".")
-            if attempts == "0":
-                await self.give_back(event["tenant"], event["deployment"], job)
+            await self._publish_event(entry, headers)
             return
-        await self.log.append(topics.CHARGES, record)
+        await self.log.append(topics.CHARGES, Record(entry.text.encode(), headers))
         attempt = json.loads(entry.text)
         usd = None if attempt["usd"] is None else Decimal(attempt["usd"])
         rid = reservation_id(attempt["job"], attempt["attempt"])
         scope = self._scopes.of_deployment(attempt["deployment"])
         await self.quotas.settle(scope, rid, tokens=scope.counted(_used(attempt["lines"])), usd=usd)
+
+    async def _publish_event(self, entry: OutboxEntry, headers: Mapping[str, str]) -> None:
+        event = json.loads(entry.text)
+        private = event.pop("private", {})
+        text = compact.text(event) if private else entry.text
+        await self.log.append(topics.EVENTS, Record(text.encode(), headers))
+        await self.webhooks.owe(event["tenant"], of_job(event, at=entry.at, url=private.get("webhook_url", "")))
+        job, _, attempts = event["id"].removeprefix("evt_").rpartition(".")
+        if attempts == "0":
+            await self.give_back(event["tenant"], event["deployment"], job)
 
     async def give_back(self, tenant: str, deployment: str, job_id: str) -> None:
         """What the door may have reserved for a job that was never called."""

@@ -19,11 +19,11 @@ LISTEN_S = 1.0
 class Wakeups:
     """Wakes waiters by key, from any process. A wake-up may be lost: look for yourself every second or so.
 
-    A message is a key; `channel` is where to publish it.
+    A message is a key; `channel` is where to publish it: of this process alone, or one that several share.
     """
 
-    def __init__(self, redis: Redis, *, role: str) -> None:
-        self.channel = f"{role}:{uuid4().hex}"
+    def __init__(self, redis: Redis, *, role: str = "", channel: str = "") -> None:
+        self.channel = channel or f"{role}:{uuid4().hex}"
         self._redis = redis
         self._waiting: dict[str, list[Callable[[], None]]] = defaultdict(list)
 

@@ -41,6 +41,7 @@ from router.log_streams import StreamsLog
 from router.outbox import Outbox
 from router.payloads import Payloads
 from router.wakeups import Wakeups
+from router.webhooks import Webhooks
 
 # $0.15 and $0.60 per million tokens: a token costs a part of a microdollar, as real ones do.
 PRICE = Price({Meter.INPUT: Decimal("0.15"), Meter.OUTPUT: Decimal("0.6")}, "test")
@@ -192,7 +193,12 @@ class Bench:
     @property
     def outbox(self) -> Outbox:
         """Publishes on the bench's log."""
-        return Outbox(self.board, self.log, self.quotas, self.deployments)
+        return Outbox(self.board, self.log, self.quotas, self.deployments, self.webhooks)
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """What is owed to the bench's tenants."""
+        return Webhooks(self.scripts, self.tenants)
 
     def attempt(self, backend: Backend | None = None, **fields: Any) -> Attempt:
         """What a worker process runs deliveries with; each has a channel of its own."""

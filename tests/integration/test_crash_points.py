@@ -45,6 +45,7 @@ from router.job import Job, JobState
 from router.log import Log, LogUnavailableError, Record
 from router.outbox import Outbox
 from router.wakeups import Wakeups
+from router.webhooks import Webhooks
 from tests.acceptance.books import Books
 
 TENANTS = 400
@@ -195,7 +196,7 @@ class World:
         board, quotas = Board(scripts), Quotas(scripts)
         return Attempt(
             board=board,
-            outbox=Outbox(board, life.of(core.log), quotas, core.deployments),
+            outbox=Outbox(board, life.of(core.log), quotas, core.deployments, Webhooks(scripts, core.tenants)),
             quotas=quotas,
             payloads=life.of(core.payloads),
             wakeups=Wakeups(core.redis, role="worker"),
