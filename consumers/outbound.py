@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 
-from policies.addresses import is_public
+from policies.addresses import host_of, is_public, may_be_asked
 
 DRAINED = 16 * 1024  # bytes of an answer that are read so that its connection can serve again
 LONGEST_LINE = 8190  # of an answer's headers
@@ -50,12 +50,17 @@ class Outbound:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, allowed_hosts: Collection[str] = (), *, connections: int = 256, tls: ssl.SSLContext | None = None
+        cls,
+        allowed_hosts: Collection[str] = (),
+        *,
+        connections: int = 256,
+        tls: ssl.SSLContext | None = None,
+        resolver: AbstractResolver | None = None,
     ) -> AsyncGenerator["Outbound"]:
-        """One for a process. `tls` says whom to trust; the system's authorities when None."""
+        """One for a process. `tls` says whom to trust, `resolver` what names mean; as the system has it when None."""
         async with (
-            _session(connections, tls, socket_factory=_public_socket) as guarded,
-            _session(connections, tls, socket_factory=None) as free,
+            _session(connections, tls, resolver, socket_factory=_public_socket) as guarded,
+            _session(connections, tls, resolver, socket_factory=None) as free,
         ):
             yield cls(guarded, free, frozenset(host.lower() for host in allowed_hosts))
 
@@ -80,24 +85,20 @@ class Outbound:
             raise OutboundError(_code(error)) from error
 
     def _session_for(self, url: str) -> aiohttp.ClientSession:
-        try:
-            parts = urlsplit(url)
-            host = (parts.hostname or "").lower()
-        except ValueError:
-            raise OutboundError("bad_url") from None
-        if host in self._allowed and parts.scheme in ("http", "https"):
-            return self._free
-        if parts.scheme != "https" or not host:
-            raise OutboundError("bad_url")
-        return self._guarded
+        if not may_be_asked(url, self._allowed):
+            raise OutboundError("address_not_allowed")
+        return self._free if host_of(url) in self._allowed else self._guarded
 
 
-def _session(connections: int, tls: ssl.SSLContext | None, *, socket_factory: Any) -> aiohttp.ClientSession:
+def _session(
+    connections: int, tls: ssl.SSLContext | None, resolver: AbstractResolver | None, *, socket_factory: Any
+) -> aiohttp.ClientSession:
     connector = aiohttp.TCPConnector(
         limit=connections,
         use_dns_cache=False,
         keepalive_timeout=KEEP_ALIVE_S,
         ssl=True if tls is None else tls,
+        resolver=resolver,
         socket_factory=socket_factory,
     )
     return aiohttp.ClientSession(

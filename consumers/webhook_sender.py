@@ -39,7 +39,7 @@ class Bounds:
     @property
     def lease_s(self) -> float:
         """Longer than an attempt and its settling take."""
-        return 2 * self.timeout_s + 15.0
+        return self.timeout_s + 5.0
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """From a checked request to a job that cannot be lost: quota, board, log, and only then the client's answer."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
@@ -9,6 +9,8 @@ from ulid import ULID
 
 from gateway import render
 from gateway.asked import Asked
+from gateway.fields import invalid
+from policies.addresses import may_be_asked
 from policies.deployments import Deployment
 from policies.keys import KeyHolder
 from policies.quota import Exhausted, Granted, Quotas, Rooms, Scope, Shadow, Wait, deployment_scope, tenant_scope
@@ -73,7 +75,10 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Accepts jobs. `threshold` is the complexity from which `auto` is heavy."""
+    """Accepts jobs. `threshold` is the complexity from which `auto` is heavy.
+
+    Webhooks may go to `allowed_hosts` wherever these are.
+    """
 
     board: Board
     epoch: Epoch
@@ -83,6 +88,7 @@ class Desk:
     tenants: Mapping[str, Tenant]
     deployments: Mapping[str, Deployment]
     threshold: float
+    allowed_hosts: Collection[str] = ()
 
     async def accept(
         self,
@@ -109,6 +115,8 @@ class Desk:
         tenant = self.tenants.get(holder.tenant)
         if tenant is None:
             raise UnknownTenantError(holder.tenant)
+        if asked.wishes.webhook_url:
+            self._check_webhook(asked.wishes.webhook_url, tenant)
         job_id = job_id or str(ULID())
         conversation = None
         if endpoint == responses.ENDPOINT:
@@ -163,6 +171,13 @@ class Desk:
             items = await self._conversations.until(tenant, render.job_id(str(previous)) or "")
         items += responses.items_of(values, job_id, first=len(items))
         return responses.to_chat(values, items), self._conversations.pack(responses.echo_of(values), items)
+
+    def _check_webhook(self, url: str, tenant: Tenant) -> None:
+        path = "pointsman.webhook_url"
+        if not tenant.webhook_secrets:
+            raise invalid(path, "this tenant has no secret to sign with; the operator sets its 'webhook_secret'")
+        if not may_be_asked(url, self.allowed_hosts):
+            raise invalid(path, "expected an https URL that leads to a public host")
 
     def _choose(self, endpoint: str, asked: Asked, values: Mapping[str, object], tenant: Tenant) -> Chosen:
         route = choose(
@@ -280,6 +295,7 @@ def _job(
         traceparent=traceparent,
         reruns_allowed=tenant.reruns_allowed,
         max_usd=wishes.max_usd,
+        webhook_url=wishes.webhook_url,
         key_id=holder.id,
         limited_key=holder.name if holder.name in tenant.key_limits else "",
     )

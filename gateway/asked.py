@@ -10,6 +10,8 @@ from router.job import JobClass
 
 MAX_SECONDS = 30 * 86_400
 MAX_USD = 1_000_000
+MAX_URL = 2000  # characters of a webhook's
+WISHES = ("deadline_s", "result_ttl_s", "max_usd", "webhook_url")
 METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
 
 CLASSES: Mapping[str, JobClass] = {
@@ -27,6 +29,7 @@ class Wishes:
     deadline_s: float | None = None
     result_ttl_s: float | None = None
     max_usd: Decimal | None = None
+    webhook_url: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +106,10 @@ def _wishes(values: Values) -> Wishes:
         return Wishes()
     wishes = an_object(given, "pointsman")
     for key in wishes:
-        if key == "webhook_url":
-            raise invalid("pointsman.webhook_url", "webhooks are not there yet; poll the job or long-poll it")
-        if key not in ("deadline_s", "result_ttl_s", "max_usd"):
+        if key not in WISHES:
             shown = "".join(c if c.isalnum() or c in "_-." else "?" for c in key[:MAX_NAME])
             raise InvalidRequestError(
-                f"Unknown parameter: 'pointsman.{shown}'. Known: deadline_s, result_ttl_s, max_usd.",
+                f"Unknown parameter: 'pointsman.{shown}'. Known: {', '.join(WISHES)}.",
                 f"pointsman.{shown}",
                 "unknown_parameter",
             )
@@ -116,7 +117,22 @@ def _wishes(values: Values) -> Wishes:
         deadline_s=number(wishes, "deadline_s", 1, MAX_SECONDS, "pointsman"),
         result_ttl_s=number(wishes, "result_ttl_s", 1, MAX_SECONDS, "pointsman"),
         max_usd=_dollars(wishes.get("max_usd")),
+        webhook_url=_webhook_url(wishes.get("webhook_url")),
     )
+
+
+def _webhook_url(value: object) -> str:
+    path = "pointsman.webhook_url"
+    if value is None:
+        return ""
+    url = a_text(value, path, most=MAX_URL)
+    if (
+        not (url.isascii() and url.isprintable())
+        or set(url) & set(" \\#")
+        or "@" in url.partition("//")[2].partition("/")[0]
+    ):
+        raise invalid(path, "expected an https URL, without user, password and fragment")
+    return url
 
 
 def _dollars(value: object) -> Decimal | None:

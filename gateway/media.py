@@ -3,14 +3,13 @@
 import binascii
 import re
 from collections.abc import Mapping
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from gateway.body import InvalidRequestError
+from policies.addresses import leads_inside
 
 MAX_LINK = 8192  # characters
 _DATA_URL = re.compile(r"data:([a-z0-9.+-]+/[a-z0-9.+-]+)((?:;[a-z0-9=_.+-]+)*);base64,", re.IGNORECASE)
-_NUMERIC = re.compile(r"(?:\d+|0x[0-9a-f]*)\Z", re.IGNORECASE)
 
 # Where each format's mark lies within its first bytes.
 _MARKS: Mapping[str, tuple[re.Pattern[bytes], ...]] = {
@@ -75,18 +74,8 @@ def _check_link(url: str, param: str) -> None:
         host = None
     if not host or not url.isascii() or not url.isprintable() or " " in url or "\\" in url or "%" in host:
         raise _invalid(param, f"expected a valid URL of at most {MAX_LINK} characters")
-    if _leads_inside(host.rstrip(".")):
+    if leads_inside(host.rstrip(".")):
         raise _invalid(param, "the URL must lead to a public host")
-
-
-def _leads_inside(host: str) -> bool:
-    last = host.rpartition(".")[2]
-    if ":" in host or _NUMERIC.match(last):  # by the URL standard such a host is an address, however it is written
-        try:
-            return not ip_address(host).is_global
-        except ValueError:
-            return True
-    return last in ("localhost", "internal", "local")
 
 
 def _invalid(param: str, why: str) -> InvalidRequestError:

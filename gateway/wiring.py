@@ -188,6 +188,7 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
             tenants=core.tenants,
             deployments=core.deployments,
             threshold=core.settings.routing.threshold,
+            allowed_hosts=core.settings.outbound.allowed_hosts,
         ),
         board=core.board,
         epoch=core.epoch,

@@ -1,6 +1,9 @@
 """Which addresses a request may go to that a client asked for: the public internet, and never our own network."""
 
+import re
+from collections.abc import Collection
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from urllib.parse import urlsplit
 
 # What Python takes for global, or what leads elsewhere than it says.
 _NOT_FOR_US_4 = tuple(
@@ -27,6 +30,36 @@ _NOT_FOR_US_6 = tuple(
     )
 )
 _NAT64 = IPv6Network("64:ff9b::/96")
+_NUMERIC = re.compile(r"(?:\d+|0x[0-9a-f]*)\Z", re.IGNORECASE)
+
+
+def may_be_asked(url: str, allowed_hosts: Collection[str]) -> bool:
+    """Whether a request to this URL is worth trying: https, and to no host that plainly is inside.
+
+    A host of `allowed_hosts` (lower case) may be anywhere and may speak http. Where any other name leads to is
+    known only once it is connected to.
+    """
+    host = host_of(url)
+    scheme = url.partition(":")[0].lower()
+    if host in allowed_hosts:
+        return scheme in ("http", "https")
+    return scheme == "https" and bool(host) and not leads_inside(host)
+
+
+def host_of(url: str) -> str:
+    """Its name in lower case, without the port; empty when this is no URL with a host."""
+    try:
+        return (urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def leads_inside(host: str) -> bool:
+    """Whether a host's name or address says of itself that it is not on the public internet."""
+    last = host.rpartition(".")[2]
+    if ":" in host or _NUMERIC.match(last):  # by the URL standard such a host is an address, however it is written
+        return not is_public(host)
+    return last in ("localhost", "internal", "local")
 
 
 def is_public(text: str) -> bool:

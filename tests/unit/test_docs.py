@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from starlette import routing
 
-from consumers.meters import WorkerMeters
+from consumers.meters import WebhookMeters, WorkerMeters
 from consumers.tally import Tally
 from gateway import render, wiring
 from gateway.app import routes
@@ -59,6 +60,7 @@ JOB = Job(
     key_id="0123456789abcdef",
     limited_key="ci",
     is_reserved=True,
+    webhook_url="https://hooks.example.com/",
 )
 
 
@@ -170,7 +172,7 @@ def test_the_page_of_the_records_has_each_key_of_what_is_json() -> None:
     price = Price({Meter.INPUT: Decimal(1)}, "a test")
     lines = charge(price, Usage(input=1, basis=Basis.METERED), job=JOB.id, attempt=1, outcome="completed")
     attempt = ledger.attempt_text(JOB, 1, "mb_1", lines, 1, concluded=True)
-    event = ledger.event_text(JOB, JobState.COMPLETED, usd=None)
+    event = ledger.event_text(replace(JOB, webhook_url=""), JobState.COMPLETED, usd=None)
     microbatch = Tally("mb_1", "light", "gpu.text.light", started=0.0).text(1.0)
 
     assert _keys(attempt) | _keys(attempt, "lines") == _names(page, "Charges")
@@ -185,6 +187,7 @@ def test_the_guide_has_each_metric() -> None:
     described = _names(DOCS / "guides" / "cluster.md", "Metrics")
     registry = CollectorRegistry()
     WorkerMeters(registry)
+    WebhookMeters(registry)
     counted = Metrics(Inflight(most_requests=1, most_bytes=1), lambda: 0).registry
 
     assert described == {_metric(each) for each in (*registry.collect(), *counted.collect())}
@@ -320,6 +323,8 @@ def _default(field: FieldInfo) -> str:
             return "none"
         case bool() as choice:
             return f"`{choice}`".lower()
+        case ():
+            return "empty"
         case tuple() as values:
             return f"`{', '.join(values)}`"
         case int() as size if size and size % MIB == 0:
