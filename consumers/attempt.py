@@ -19,7 +19,7 @@ from consumers.streaming import chunk_writer
 from consumers.tally import Tally
 from consumers.unsaved import LetThrough, Unsaved
 from policies.deployments import Deployment
-from policies.pricing import Basis, ChargeLine, Usage, charge, total
+from policies.pricing import ChargeLine, Usage, charge, total
 from policies.quota import (
     Exhausted,
     Granted,
@@ -516,7 +516,7 @@ class _OneAttempt:
         await self._close(self._attempted(self._lost_usage(), "lost", attempt=attempt))
 
     def _lost_usage(self) -> Usage:
-        return Usage(input=self._job.estimate.input_tokens, basis=Basis.ESTIMATED)
+        return self._job.estimate.owed
 
     async def _fail(self, code: str, detail: str, *, dead: bool = False) -> Outcome:
         outcome = await self._conclude(JobState.FAILED, None, error=_problem(code, detail))

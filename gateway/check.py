@@ -8,12 +8,13 @@ from itertools import pairwise
 
 from gateway.settings import DAY_S, DeploymentSettings, Settings, TenantSettings
 from policies.deployments import Modality, Tier
-from policies.pricing import Meter, Price
+from policies.pricing import BY_UNIT, Meter, Price
 
 ROOM = 1.2  # each time-out is better a fifth longer than the one inside it
 STOP_S = 10.0  # what a worker needs after its drain: to commit, to release its leases, to leave its group
 AUTO = frozenset({"auto", "auto:light", "auto:heavy"})
 WITHOUT_OUTPUT = frozenset({Modality.EMBEDDING})  # these use no output tokens
+WITH_UNITS = frozenset({Modality.IMAGE_GENERATION, Modality.SPEECH, Modality.AUDIO})  # these need none at all
 
 
 class Level(StrEnum):
@@ -165,6 +166,8 @@ def _deployment(settings: Settings, name: str, price: Price | None) -> Iterator[
 def _price(settings: Settings, where: str, deployment: DeploymentSettings, price: Price | None) -> Iterator[Finding]:
     if price is None:
         yield Finding(Level.WARNING, where, f"is unknown, so its dollars are null; {_price_hint(settings, deployment)}")
+        return
+    if set(deployment.modalities) <= WITH_UNITS and BY_UNIT & price.per_million.keys():
         return
     needed = [Meter.INPUT]
     if not set(deployment.modalities) <= WITHOUT_OUTPUT:

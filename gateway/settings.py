@@ -26,6 +26,7 @@ from gateway.settings_values import (
     Budget,
     DeploymentName,
     Dollars,
+    DollarsEach,
     Durability,
     EndpointName,
     EventPattern,
@@ -309,13 +310,19 @@ class TimeoutSettings(Section):
 
 
 class PriceSettings(Section):
-    """Dollars per million tokens; or only `name`, an entry of the price book, which `price: NAME` is short for."""
+    """Dollars per million tokens or characters, for an image, for a second of audio.
+
+    Or only `name`, an entry of the price book, which `price: NAME` is short for.
+    """
 
     name: str | None = Field(default=None, min_length=1, max_length=200)
     input: Dollars | None = None
     output: Dollars | None = None
     cache_read: Dollars | None = None
     cache_write: Dollars | None = None
+    images: DollarsEach | None = None
+    audio_seconds: DollarsEach | None = None
+    characters: Dollars | None = None
     source: str = Field(default="settings", min_length=1, max_length=200)
 
     @model_validator(mode="after")
@@ -331,6 +338,9 @@ class PriceSettings(Section):
             Meter.OUTPUT: self.output,
             Meter.CACHE_READ: self.cache_read,
             Meter.CACHE_WRITE: self.cache_write,
+            Meter.IMAGES: self.images,
+            Meter.AUDIO_SECONDS: self.audio_seconds,
+            Meter.CHARACTERS: self.characters,
         }
         return {meter: rate for meter, rate in rates.items() if rate is not None}
 

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from policies import webhooks
-from policies.pricebook import dollars
+from policies.pricebook import dollars, dollars_each
 
 MOST_DOLLARS = 9_000_000  # above it a budget in nano-dollars is no longer exact in a Redis script
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -214,6 +214,7 @@ Whole = Annotated[int, BeforeValidator(_no_bool)]
 Number = Annotated[float, BeforeValidator(_no_bool)]
 Size = Annotated[int, BeforeValidator(_size)]
 Dollars = Annotated[Decimal, BeforeValidator(dollars)]
+DollarsEach = Annotated[Decimal, BeforeValidator(dollars_each)]
 Budget = Annotated[Decimal | None, BeforeValidator(_budget)]
 Secret = Annotated[SecretStr, BeforeValidator(_filled)]
 Listed = BeforeValidator(_listed)

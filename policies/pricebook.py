@@ -14,7 +14,10 @@ LARGEST_FILE = 1_000_000  # bytes
 MOST_ENTRIES = 10_000
 LONGEST_TEXT = 200
 DOLLARS = re.compile(r"[0-9]{1,7}(\.[0-9]{1,6})?", re.ASCII)
-EXPECTED = 'dollars per million tokens as text with at most six decimals, such as "0.15"'
+EACH = re.compile(r"[0-9]{1,3}(\.[0-9]{1,12})?", re.ASCII)
+EXPECTED = 'dollars per million as text with at most six decimals, such as "0.15"'
+EXPECTED_EACH = 'dollars for one as text with at most twelve decimals, such as "0.04"'
+ONE_BY_ONE = frozenset({Meter.IMAGES, Meter.AUDIO_SECONDS})  # vendors price these so; all else by the million
 
 
 class PriceBookError(ValueError):
@@ -67,14 +70,23 @@ def parse(text: str, *, name: str) -> PriceBook:
 
 
 def dollars(value: object) -> Decimal:
-    """Dollars per million tokens from text or a whole number; exact. Raises ValueError saying what is expected."""
+    """Dollars per million from text or a whole number; exact. Raises ValueError saying what is expected."""
+    return _exact(value, DOLLARS, EXPECTED)
+
+
+def dollars_each(value: object) -> Decimal:
+    """Dollars for one from text or a whole number, as dollars per million; exact. Raises as `dollars` does."""
+    return value if isinstance(value, Decimal) else _exact(value, EACH, EXPECTED_EACH).scaleb(6)
+
+
+def _exact(value: object, form: re.Pattern[str], expected: str) -> Decimal:
     if isinstance(value, Decimal):
         return value
     if isinstance(value, float):
-        raise ValueError(f"write it as a string, in quotes: {EXPECTED}")
+        raise ValueError(f"write it as a string, in quotes: {expected}")
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if not isinstance(text, str) or not DOLLARS.fullmatch(text):
-        raise ValueError(f"must be {EXPECTED}")
+    if not isinstance(text, str) or not form.fullmatch(text):
+        raise ValueError(f"must be {expected}")
     return Decimal(text)
 
 
@@ -89,18 +101,19 @@ def _price(node: yaml.Node, name: str, entry: str, version: str) -> Price:
             raise PriceBookError(
                 f"{_at(name, value)}: {entry} has an unknown key {key!r}; there are {', '.join(Meter)} and source"
             )
-        rates[Meter(key)] = _rate(value, name, f"{entry}.{key}")
+        rates[Meter(key)] = _rate(value, name, f"{entry}.{key}", Meter(key))
     if not rates:
         raise PriceBookError(f"{_at(name, node)}: {entry} has no price")
     return Price(rates, f"{_text(source, name, f'{entry}.source')} ({version})")
 
 
-def _rate(node: yaml.Node, name: str, key: str) -> Decimal:
+def _rate(node: yaml.Node, name: str, key: str, meter: Meter) -> Decimal:
     # An unquoted 0.15 is exact here, as the node holds its text; but other readers of YAML make it a float.
+    read, expected = (dollars_each, EXPECTED_EACH) if meter in ONE_BY_ONE else (dollars, EXPECTED)
     if not isinstance(node, yaml.ScalarNode) or node.tag != "tag:yaml.org,2002:str":
-        raise PriceBookError(f"{_at(name, node)}: {key} must be {EXPECTED}, in quotes")
+        raise PriceBookError(f"{_at(name, node)}: {key} must be {expected}, in quotes")
     try:
-        return dollars(node.value)
+        return read(node.value)
     except ValueError as error:
         raise PriceBookError(f"{_at(name, node)}: {key} {error}") from error
 

@@ -4,35 +4,59 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
+from types import MappingProxyType
 
 PER_MILLION = Decimal(1_000_000)
+IMAGE_TOKENS = 1_600  # of one that is made
+SECOND_TOKENS = 25
+TOKENS_PER_100_CHARACTERS = 30
 
 
 class Meter(StrEnum):
-    """What is counted, and therefore priced. Reasoning tokens are part of OUTPUT."""
+    """What is counted, and therefore priced. Reasoning tokens are part of OUTPUT.
+
+    The last three are other ways to count a call that makes images, hears or speaks.
+    """
 
     INPUT = "input"
     CACHE_READ = "cache_read"
     CACHE_WRITE = "cache_write"
     OUTPUT = "output"
+    IMAGES = "images"
+    AUDIO_SECONDS = "audio_seconds"
+    CHARACTERS = "characters"
+
+
+UNITS: Mapping[Meter, str] = MappingProxyType(
+    {meter: "tokens" for meter in Meter}
+    | {Meter.IMAGES: "images", Meter.AUDIO_SECONDS: "seconds", Meter.CHARACTERS: "characters"}
+)
+BY_UNIT = frozenset({Meter.IMAGES, Meter.AUDIO_SECONDS, Meter.CHARACTERS})
 
 
 class Basis(StrEnum):
-    """Where a quantity comes from: the provider's own usage, or our count."""
+    """Where a quantity comes from: the provider's usage, a job's share of it where one call did several, our count."""
 
     METERED = "metered"
+    ALLOCATED = "allocated"
     ESTIMATED = "estimated"
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one call, normalised: `input` excludes cached tokens, `output` includes reasoning."""
+    """What one call used, normalised: `input` excludes cached tokens, `output` includes reasoning.
+
+    A started second of audio counts whole. Where there are tokens and units, they are two counts of the same work.
+    """
 
     input: int = 0
     cache_read: int = 0
     cache_write: int = 0
     output: int = 0
     basis: Basis = Basis.METERED
+    images: int = 0
+    audio_seconds: int = 0
+    characters: int = 0
 
     @property
     def total(self) -> int:
@@ -46,13 +70,16 @@ class Usage:
             Meter.CACHE_READ: self.cache_read,
             Meter.CACHE_WRITE: self.cache_write,
             Meter.OUTPUT: self.output,
+            Meter.IMAGES: self.images,
+            Meter.AUDIO_SECONDS: self.audio_seconds,
+            Meter.CHARACTERS: self.characters,
         }
         return {meter: quantity for meter, quantity in counted.items() if quantity}
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Dollars per million tokens of each meter, and where that figure is from.
+    """Dollars per million of each meter, and where that figure is from.
 
     At most six decimals each, so that one token costs a whole number of picodollars
     and sums kept as integers stay exact.
@@ -82,14 +109,23 @@ class ChargeLine:
         return f"{self.job}:{self.attempt}:{self.meter}"
 
 
+def usual_tokens(usage: Usage) -> int:
+    """How many tokens what was counted in units comes to, for quotas: no price follows from it."""
+    return (
+        usage.images * IMAGE_TOKENS
+        + usage.audio_seconds * SECOND_TOKENS
+        + (usage.characters * TOKENS_PER_100_CHARACTERS + 99) // 100
+    )
+
+
 def charge(price: Price | None, usage: Usage, *, job: str, attempt: int, outcome: str) -> tuple[ChargeLine, ...]:
-    """One line for every meter that counted anything.
+    """One line for every meter that counted anything; of two counts of the same work, for the one that is priced.
 
     A meter that the price does not name is unpriced, except that cached tokens without a
     price of their own cost what input costs.
     """
     lines = []
-    for meter, quantity in usage.quantities().items():
+    for meter, quantity in _charged(price, usage).items():
         rate = _rate(price, meter)
         lines.append(
             ChargeLine(
@@ -110,7 +146,7 @@ def charge(price: Price | None, usage: Usage, *, job: str, attempt: int, outcome
 def cost(price: Price | None, usage: Usage) -> Decimal | None:
     """What the lines of `charge` come to; None when the price of any of them is unknown."""
     amount = Decimal(0)
-    for meter, quantity in usage.quantities().items():
+    for meter, quantity in _charged(price, usage).items():
         rate = _rate(price, meter)
         if rate is None:
             return None
@@ -131,6 +167,14 @@ def total(lines: tuple[ChargeLine, ...]) -> Decimal | None:
 def picodollars(usd: Decimal) -> int:
     """Exact for every line: prices have at most six decimals per million tokens."""
     return int(usd.scaleb(12).to_integral_exact())
+
+
+def _charged(price: Price | None, usage: Usage) -> Mapping[Meter, int]:
+    """What is charged: units where the price names one of them, or nothing else was counted; else tokens."""
+    counted = usage.quantities()
+    units = {meter: quantity for meter, quantity in counted.items() if meter in BY_UNIT}
+    priced = {meter: quantity for meter, quantity in units.items() if price is not None and meter in price.per_million}
+    return priced or {meter: quantity for meter, quantity in counted.items() if meter not in units} or units
 
 
 def _rate(price: Price | None, meter: Meter) -> Decimal | None:

@@ -10,7 +10,7 @@ from typing import cast
 
 from policies.bucket import Limit
 from policies.deployments import Deployment, Limits
-from policies.pricing import Usage
+from policies.pricing import Usage, usual_tokens
 from policies.scripts import Script, Scripts, Value
 from policies.tenants import Tenant
 
@@ -68,9 +68,10 @@ class Scope:
         object.__setattr__(self, "arguments", tuple(each for part in self.parts for each in _arguments(part)))
 
     def counted(self, usage: Usage) -> int:
-        """The tokens that a call has used here."""
+        """The tokens that a call has used here; what has no tokens counts for as many as are usual for it."""
         cached = usage.cache_read if self.cache_reads_count else 0
-        return usage.input + usage.cache_write + cached + ceil(usage.output * self.output_burndown)
+        used = usage.input + usage.cache_write + cached + ceil(usage.output * self.output_burndown)
+        return used or usual_tokens(usage)
 
 
 def tenant_slot(tenant: str) -> str:

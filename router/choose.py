@@ -8,10 +8,11 @@ from types import MappingProxyType
 from typing import Literal
 
 from policies.deployments import Deployment, Modality, Tier
-from policies.pricing import Usage, cost
+from policies.pricing import cost
 from policies.tenants import Tenant
 from router import complexity, modality, tokens
 from router.complexity import THRESHOLD, Score
+from router.expected import expected
 from router.job import Estimate, Route
 
 # The names that leave the deployment to us, and the tier that they insist on.
@@ -129,16 +130,12 @@ def _resolve(model: str, aliases: Mapping[str, str]) -> str | None:
 def _options(endpoint: str, body: Mapping[str, object], deployments: Collection[Deployment]) -> list[Option]:
     """Those that take what the job carries and make what it wants."""
     needed = modality.needs(endpoint, body)
-    is_embedding = Modality.EMBEDDING in needed
     read = tokens.estimate_input(body)
-    held = tokens.longest_input(body) if is_embedding else read
     options = []
     for each in deployments:
         if needed <= each.modalities:
-            made = 0 if is_embedding else tokens.max_output(body, each)
-            usd = cost(each.price, Usage(input=read, output=made))
-            window = held + (0 if is_embedding else tokens.output_each(body, each))
-            options.append(Option(each, Estimate(read, made, usd), window))
+            job = expected(endpoint, body, each, read=read)
+            options.append(Option(each, Estimate.of(job.usage, cost(each.price, job.usage)), job.window))
     return options
 
 

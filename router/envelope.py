@@ -14,6 +14,7 @@ from router.log import Record
 
 VERSION = "1"
 _TEXTS = ("tenant", "endpoint", "model", "route", "metadata", "traceparent", "payload", "webhook-url")
+_COUNTS = ("images", "audio_seconds", "characters")  # of an estimate, where there are any
 LARGEST = 10**13  # of any number in a header; as milliseconds, the year 2286
 
 
@@ -93,6 +94,7 @@ def to_headers(job: Job) -> dict[str, str]:
                 "input": job.estimate.input_tokens,
                 "output": job.estimate.output_tokens,
                 "usd": None if job.estimate.usd is None else str(job.estimate.usd),
+                **{name: count for name in _COUNTS if (count := getattr(job.estimate, name))},
             }
         ),
         "result-ttl-s": f"{job.result_ttl_s:.3f}",
@@ -147,6 +149,7 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
             input_tokens=_whole(estimate["input"]),
             output_tokens=_whole(estimate["output"]),
             usd=None if estimate["usd"] is None else _dollars(estimate["usd"]),
+            **{name: _whole(estimate.get(name, 0)) for name in _COUNTS},
         ),
         body=body,
         created_at=_whole(headers["created-ms"]) / 1000,

@@ -6,6 +6,7 @@ from decimal import Decimal
 from enum import StrEnum
 
 from policies.deployments import Modality, Tier
+from policies.pricing import Basis, Usage
 
 
 class JobState(StrEnum):
@@ -46,11 +47,33 @@ class Queue(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a job may use at most, before it runs. `usd` is None where the price is unknown."""
+    """What a job may use at most, before it runs. `usd` is None where the price is unknown.
+
+    Images, seconds of audio and characters are another count of the same work.
+    """
 
     input_tokens: int
     output_tokens: int
     usd: Decimal | None = None
+    images: int = 0
+    audio_seconds: int = 0
+    characters: int = 0
+
+    @classmethod
+    def of(cls, usage: Usage, usd: Decimal | None) -> "Estimate":
+        """Of what it is expected to use."""
+        return cls(usage.input, usage.output, usd, usage.images, usage.audio_seconds, usage.characters)
+
+    @property
+    def owed(self) -> Usage:
+        """What a call may be billed whose answer nobody has: its input, and what is not counted in tokens."""
+        return Usage(
+            input=self.input_tokens,
+            basis=Basis.ESTIMATED,
+            images=self.images,
+            audio_seconds=self.audio_seconds,
+            characters=self.characters,
+        )
 
     @property
     def tokens(self) -> int:

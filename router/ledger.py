@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from policies.pricing import Basis, ChargeLine, Meter, total
+from policies.pricing import UNITS, Basis, ChargeLine, Meter, total
 from router import compact
 from router.job import Job, JobState
 from router.log import Record
@@ -131,7 +131,7 @@ def _values(line: ChargeLine) -> dict[str, object]:
         "attempt": line.attempt,
         "meter": line.meter,
         "quantity": line.quantity,
-        "unit": "tokens",
+        "unit": UNITS[line.meter],
         "usd_per_million": None if line.usd_per_million is None else plain(line.usd_per_million),
         "usd": None if line.usd is None else plain(line.usd),
         "basis": line.basis,

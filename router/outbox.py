@@ -81,9 +81,7 @@ class Outbox:
 
 def _used(lines: Sequence[Mapping[str, Any]]) -> Usage:
     """What the lines of an attempt add up to."""
-    quantities: dict[str, int] = {line["meter"]: line["quantity"] for line in lines}
-    input, cache_read, cache_write, output = (quantities.get(meter, 0) for meter in Meter)
-    return Usage(input, cache_read, cache_write, output)
+    return Usage(**{Meter(line["meter"]): line["quantity"] for line in lines})
 
 
 def reservation_id(job_id: str, attempt: int) -> str:

@@ -1,10 +1,12 @@
 """How many tokens a job may take, guessed before it runs: for admission and window fit, never for a bill."""
 
-from collections.abc import Mapping
+import binascii
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from policies.deployments import Deployment, Modality
-from router import modality
+from policies.pricing import SECOND_TOKENS
+from router import documents, images, modality, sounds
 
 CEILING = 10_000_000  # no estimate is above it
 NODES = 250_000  # a body of more lists, objects and texts than this counts as the ceiling
@@ -25,16 +27,12 @@ _KINDS = (
 )
 _MARK = 60  # every other byte
 
-# The least and the most that one part is guessed at, and how many characters of base64 make a token.
-_GUESSES: Mapping[Modality, tuple[int, int, int]] = MappingProxyType(
-    {
-        Modality.IMAGE: (1_600, 1_600, 1),
-        Modality.DOCUMENT: (4_000, 200_000, 16),
-        Modality.AUDIO: (500, 100_000, 500),
-        Modality.VIDEO: (10_000, 200_000, 1_000),
-    }
+# Of what is linked to: nobody has looked at it yet.
+_LINKED: Mapping[Modality, int] = MappingProxyType(
+    {Modality.IMAGE: images.UNKNOWN, Modality.DOCUMENT: 33_000, Modality.AUDIO: 1_500, Modality.VIDEO: 10_000}
 )
-_IMAGE_LOW = 256
+_VIDEO_LEAST, _VIDEO_MOST, _VIDEO_BYTES = 10_000, 200_000, 750  # tokens; bytes that make one
+_LONGEST_HEAD = 256  # characters before a data URL's data
 _PAYLOADS = frozenset(
     {"image_url", "input_audio", "audio_url", "file", "video_url", "image", "audio", "video", "url", "data"}
     | {"file_data", "file_url", "file_id"}
@@ -110,19 +108,46 @@ def _of_text(text: str) -> int:
 
 
 def _guess(medium: Modality, part: dict[str, object]) -> int:
-    if medium is Modality.IMAGE and _detail(part) == "low":
-        return _IMAGE_LOW
-    least, most, per_token = _GUESSES[medium]
-    size = sum(_size(value) for key, value in part.items() if key in _PAYLOADS)
-    return max(least, min(most, size // per_token))
+    """What a part counts for beside its text: read from its data, where it has some."""
+    text = max((each for key, value in part.items() if key in _PAYLOADS for each in _texts(value)), key=len, default="")
+    size, start = _data_in(text)
+    if size == 0:
+        guess = _LINKED[medium]
+    elif medium is Modality.DOCUMENT:
+        guess = documents.tokens(_decoded(text, start, size))
+    elif medium is Modality.IMAGE:
+        guess = images.tokens(_decoded(text, start, images.HEAD))
+    elif medium is Modality.AUDIO:
+        guess = sounds.seconds(_decoded(text, start, sounds.HEAD), size) * SECOND_TOKENS
+    else:
+        guess = max(_VIDEO_LEAST, min(_VIDEO_MOST, size // _VIDEO_BYTES))
+    return min(guess, images.LOW) if medium is Modality.IMAGE and _detail(part) == "low" else guess
+
+
+def _texts(value: object) -> Iterator[str]:
+    for inner in value.values() if isinstance(value, dict) else (value,):
+        if isinstance(inner, str):
+            yield inner
+
+
+def _data_in(text: str) -> tuple[int, int]:
+    """How many bytes of data are in it (0: it is a link, or nothing), and where their base64 begins."""
+    start = 0
+    if text[:5].lower() == "data:":
+        start = text.find(",", 0, _LONGEST_HEAD) + 1
+    elif "://" in text[:16]:
+        return 0, 0
+    return (len(text) - start) * 3 // 4, start
+
+
+def _decoded(text: str, start: int, most: int) -> bytes:
+    """The first `most` bytes; none where it is not base64, which the door refuses and other ways in may not."""
+    try:
+        return binascii.a2b_base64(text[start : start + (most + 2) // 3 * 4])
+    except ValueError:  # as binascii.Error is
+        return b""
 
 
 def _detail(part: dict[str, object]) -> object:
     inner = part.get("image_url")
     return inner.get("detail") if isinstance(inner, dict) else part.get("detail")
-
-
-def _size(value: object) -> int:
-    if isinstance(value, dict):
-        return sum(len(inner) for inner in value.values() if isinstance(inner, str))
-    return len(value) if isinstance(value, str) else 0

@@ -278,8 +278,8 @@ def test_a_fault_is_named_with_file_line_key_and_what_is_expected(folder: Folder
     ("line", "said"),
     [
         ("price: {input: 0.15, output: 1}", "d.price.input: write it as a string, in quotes"),
-        ('price: {input: "0.1234567", output: "1"}', "d.price.input: must be dollars per million tokens"),
-        ('price: {input: "-1", output: "1"}', "d.price.input: must be dollars per million tokens"),
+        ('price: {input: "0.1234567", output: "1"}', "d.price.input: must be dollars per million as text"),
+        ('price: {input: "-1", output: "1"}', "d.price.input: must be dollars per million as text"),
         ("price: {}", "d.price: must be a name in the price book, or input and output"),
         ('price: {name: demo-light, input: "1"}', "d.price: must be a name in the price book, or input and output"),
         ("price: 3", "d.price: must be a section"),

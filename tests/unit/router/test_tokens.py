@@ -1,6 +1,7 @@
 """An estimate is never zero, bounded, and does not take data for text."""
 
 import json
+from base64 import b64encode
 
 import pytest
 from hypothesis import given
@@ -65,7 +66,7 @@ def test_every_image_counts() -> None:
     assert tokens.estimate_input(a_chat([part] * 100)) > 160_000
 
 
-@pytest.mark.parametrize(("kind", "key", "least"), [("file", "file_data", 4_000), ("input_audio", "data", 500)])
+@pytest.mark.parametrize(("kind", "key", "least"), [("file", "file_data", 1_650), ("input_audio", "data", 25)])
 def test_media_grow_with_their_size_from_a_least(kind: str, key: str, least: int) -> None:
     small = tokens.estimate_input(a_chat([{"type": kind, kind: {key: "A" * 10}}]))
     large = tokens.estimate_input(a_chat([{"type": kind, kind: {key: "A" * 2_000_000}}]))
@@ -74,11 +75,19 @@ def test_media_grow_with_their_size_from_a_least(kind: str, key: str, least: int
     assert small < large < 150_000
 
 
-def test_one_part_is_guessed_at_no_more_than_its_most() -> None:
-    sizes = (4_000_000, 8_000_000)
-    guesses = [tokens.estimate_input(a_chat([{"type": "file", "file": {"file_data": "A" * size}}])) for size in sizes]
+def test_an_images_own_size_counts_and_not_that_of_its_file() -> None:
+    head = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (300).to_bytes(4) + (250).to_bytes(4)
+    urls = [f"data:image/png;base64,{b64encode(head + bytes(rest)).decode()}" for rest in (10, 1_000_000)]
 
-    assert guesses[0] == guesses[1] < 201_000
+    guesses = [tokens.estimate_input(a_chat([{"type": "image_url", "image_url": {"url": url}}])) for url in urls]
+
+    assert guesses[0] == guesses[1] < 150
+
+
+def test_what_is_only_linked_to_counts_for_a_usual_one() -> None:
+    part = {"type": "file", "file": {"file_url": "https://example.com/report.pdf"}}
+
+    assert 30_000 < tokens.estimate_input(a_chat([part])) < 40_000
 
 
 def test_text_beside_media_still_counts() -> None:
