@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import structlog
 
-from consumers.backend import Answer, Backend, BackendError, HandOffBackend, Pending, SoFar, Submitted
+from consumers.backend import Answer, Backend, BackendError, HandOffBackend, OnChunk, Pending, SoFar, Submitted
 from consumers.gate import Gate
 from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, Outcome, Waiting
 from consumers.streaming import chunk_writer
@@ -50,7 +50,7 @@ from router.board import (
     TooManyDeliveries,
 )
 from router.conversations import ConversationLostError, Conversations
-from router.job import Job, JobState, Payload
+from router.job import JSON, Job, JobState, Payload
 from router.log import LogUnavailableError
 from router.outbox import Outbox, reservation_id
 from router.payloads import PayloadLostError, Payloads, PayloadUnavailableError, body_path, result_path
@@ -65,6 +65,7 @@ UNKNOWN_DEPLOYMENT_S = 30.0
 AWAY_S = 1.0  # between two tries while Redis, the log or the object store is away
 
 Kept = TypeVar("Kept")
+Call = Callable[..., Awaitable[Answer | Submitted]]  # as a backend's `call`
 
 
 def _ignore(_: object) -> None:
@@ -130,8 +131,11 @@ class Attempt:
         self.conversations = Conversations(self.board, self.payloads)
         self._scopes = Scopes(self.tenants, self.deployments)
 
-    async def __call__(self, job: Job, owner: str, tally: Tally) -> Outcome:
-        """What became of it. Never raises for Redis, the log, the object store or the backend being away."""
+    async def __call__(self, job: Job, owner: str, tally: Tally, call: Call | None = None) -> Outcome:
+        """What became of it. Never raises for Redis, the log, the object store or the backend being away.
+
+        `call` stands before the backend's own, which others of its microbatch may share.
+        """
         deployment = self.deployments.get(job.route.deployment)
         if deployment is None:
             return Later(UNKNOWN_DEPLOYMENT_S, "unknown_deployment")
@@ -145,7 +149,7 @@ class Attempt:
             case Finished():
                 await self.until_it_works(lambda: self.outbox.drain(job.tenant, job_id=job.id))
                 return Concluded()
-        one = _OneAttempt(self, job, owner, tally, deployment, claim)
+        one = _OneAttempt(self, job, owner, tally, deployment, claim, call)
         return await self._watched(one, one.run(claim))
 
     async def collect(self, job: Job, owner: str, submission: Submission, tally: Tally) -> Outcome:
@@ -242,6 +246,7 @@ class _OneAttempt:
         tally: Tally,
         deployment: Deployment,
         claim: Run,
+        call: Call | None = None,
     ) -> None:
         self._steps = steps
         self._job = job
@@ -249,6 +254,7 @@ class _OneAttempt:
         self._tally = tally
         self._microbatch = tally.id
         self._deployment = deployment
+        self._call_backend = call or steps.backend.call
         self._scopes = steps.scopes(job)
         self._is_granted = False
         self._used: Usage | None = None  # by this attempt
@@ -427,20 +433,20 @@ class _OneAttempt:
         return await self._complete(answer)
 
     async def _answer(self, job: Job, so_far: SoFar) -> Answer | Submitted:
-        backend, running = self._steps.backend, self.running
+        running = self.running
         async with asyncio.timeout(self._seconds_left):
             if not job.stream:
-                return await self._closable(backend.call, job, None, so_far)
+                return await self._closable(job, None, so_far)
             async with chunk_writer(self._steps.board, job, running.owner, self._number) as on_chunk:
-                return await self._closable(backend.call, job, on_chunk, so_far)
+                return await self._closable(job, on_chunk, so_far)
 
-    async def _closable(
-        self, call: Callable[..., Awaitable[Answer | Submitted]], job: Job, on_chunk: object, so_far: SoFar
-    ) -> Answer | Submitted:
+    async def _closable(self, job: Job, on_chunk: OnChunk | None, so_far: SoFar) -> Answer | Submitted:
         """The call as a task of its own, so that closing it is told apart from this task's own end."""
 
         async def upstream() -> Answer | Submitted:
-            return await call(job, self._deployment, attempt=self._number, on_chunk=on_chunk, so_far=so_far)
+            return await self._call_backend(
+                job, self._deployment, attempt=self._number, on_chunk=on_chunk, so_far=so_far
+            )
 
         task = asyncio.create_task(upstream())
         self.running.call = task
@@ -453,9 +459,11 @@ class _OneAttempt:
 
     async def _complete(self, answer: Answer) -> Outcome:
         result, result_at = answer.body, None
-        if len(result) > INLINE_RESULT:
+        if len(result) > INLINE_RESULT or answer.media_type != JSON:
             path = result_path(self._job.tenant, self._job.id, self._number)
-            result_at = await self._steps.until_it_works(lambda: self._steps.payloads.put(path, answer.body))
+            result_at = await self._steps.until_it_works(
+                lambda: self._steps.payloads.put(path, answer.body, media_type=answer.media_type)
+            )
             result = b""
         attempted = self._attempted(answer.usage, "completed")
         return await self._conclude(

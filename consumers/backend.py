@@ -7,17 +7,18 @@ from typing import Protocol, runtime_checkable
 from policies.deployments import Deployment
 from policies.pricing import Usage
 from policies.retries import Failure
-from router.job import Job
+from router.job import JSON, Job
 
 OnChunk = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer: the OpenAI object as JSON bytes, and what it used."""
+    """A whole answer: the OpenAI object as JSON bytes, or what else the endpoint gives, and what it used."""
 
     body: bytes
     usage: Usage
+    media_type: str = JSON
 
 
 @dataclass(frozen=True, slots=True)

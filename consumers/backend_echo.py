@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+from consumers import echo_whole, whole
 from consumers.backend import Answer, BackendError, OnChunk, SoFar
 from consumers.gathered import Gathered, Object
 from consumers.upstream import choices, most_output, parsed, wants_usage
@@ -12,13 +13,15 @@ from policies.pricing import Basis, Usage
 from policies.retries import Failure
 from router.job import Job
 
+CHAT = "/v1/chat/completions"
 LONGEST_TEXT = 64 * 1024  # characters
 
 
 class EchoBackend:
     """Answers with the text of the last user message; a word is a token. Each answer takes `delay_s`.
 
-    A text that begins so asks for more:
+    Embeddings, images and sounds stand for nothing; there the text is the first input, or the prompt. A text that
+    begins so asks for more:
 
     - `fail:throttled` fails so, with any name of `Failure`; `fail:throttled:2` only on the first two attempts,
       and then answers;
@@ -32,14 +35,19 @@ class EchoBackend:
         self, job: Job, deployment: Deployment, *, attempt: int, on_chunk: OnChunk | None, so_far: SoFar
     ) -> Answer:
         """See the port."""
-        asked = parsed(job.body)
-        text = _last_user_text(asked)[:LONGEST_TEXT]
+        sent = None if job.endpoint == CHAT else whole.request(job, deployment)
+        asked = parsed(job.body) if sent is None else sent.asked
+        text = (_last_user_text(asked) if sent is None else echo_whole.text_of(asked))[:LONGEST_TEXT]
         directive, _, argument = text.split(" ", 1)[0].partition(":")
-        spent = Usage(input=_words_in(asked), basis=Basis.ESTIMATED)
+        spent = Usage(input=_words_in(asked), basis=Basis.ESTIMATED) if sent is None else job.estimate.owed
         if directive == "fail":
             _fail(argument, attempt, spent, so_far)
         so_far.usage = spent
         await _wait(self._delay_s + (_seconds(argument) if directive == "wait" else 0.0), deployment, so_far)
+        if sent is not None:
+            answer = whole.answer(sent, job, deployment, *echo_whole.answer(job.endpoint, asked))
+            so_far.usage = answer.usage
+            return answer
 
         words = text.split()
         most, wanted = most_output(asked, deployment.max_output), choices(asked)

@@ -1,4 +1,4 @@
-"""The backend for self-hosted servers: anything that speaks OpenAI's chat completions, called directly."""
+"""The backend for self-hosted servers: anything that speaks OpenAI's API, called directly."""
 
 import asyncio
 import json
@@ -16,11 +16,14 @@ from consumers.gathered import Gathered, MalformedChunkError, Object, as_chunk
 from consumers.refusals import Refusal, of_event, of_response
 from consumers.sse import Event, Events, EventTooLargeError
 from consumers.upstream import Upstream, upstream
+from consumers.whole_call import WholeCall
+from consumers.wire import base_of, read_most, unreachable
 from policies.deployments import Deployment
 from policies.pricing import Usage
 from policies.retries import Failure
 from router.job import Job
 
+CHAT = "/v1/chat/completions"
 LARGEST_ANSWER = 32 * 1024 * 1024  # bytes of a response
 LARGEST_EVENT = 1024 * 1024  # bytes
 LARGEST_REFUSAL = 64 * 1024  # bytes of an error's body that are read
@@ -33,9 +36,9 @@ DECODER = json.JSONDecoder(parse_constant=lambda _: None)  # made once: making o
 
 
 class GpuBackend:
-    """Calls OpenAI-compatible servers: vLLM, SGLang, llama.cpp, Ollama, and hosted ones.
+    """Calls OpenAI-compatible servers: vLLM, SGLang, llama.cpp, Ollama, and hosted ones, at the job's endpoint.
 
-    Upstream it always streams, because only a stream can be cancelled. A server that does not stream
+    A chat it always streams from upstream, because only a stream can be cancelled. A server that does not stream
     must answer within `first_token`. An error that `on_chunk` raises closes the upstream call and is
     passed on as it is.
     """
@@ -71,18 +74,12 @@ class GpuBackend:
         self, job: Job, deployment: Deployment, *, attempt: int, on_chunk: OnChunk | None, so_far: SoFar
     ) -> Answer:
         """See the port."""
-        asked = upstream(job.body, deployment)
-        gathered = Gathered(
-            job.id,
-            deployment.name,
-            choices=asked.choices,
-            input_estimate=job.estimate.input_tokens,
-            created=int(time.time()),
-        )
         headers = {**self._headers(deployment), "x-request-id": f"{job.id}.{attempt}"}
         if job.traceparent is not None:
             headers["traceparent"] = job.traceparent
-        exchange = _Exchange(self._session, deployment, asked, gathered, on_chunk)
+        exchange = (
+            self._chat(job, deployment, on_chunk) if job.endpoint == CHAT else WholeCall(self._session, job, deployment)
+        )
         try:
             answer = await exchange.run(headers)
         except BackendError as error:
@@ -94,6 +91,17 @@ class GpuBackend:
         so_far.usage = answer.usage
         return answer
 
+    def _chat(self, job: Job, deployment: Deployment, on_chunk: OnChunk | None) -> "_Exchange":
+        asked = upstream(job.body, deployment)
+        gathered = Gathered(
+            job.id,
+            deployment.name,
+            choices=asked.choices,
+            input_estimate=job.estimate.input_tokens,
+            created=int(time.time()),
+        )
+        return _Exchange(self._session, deployment, asked, gathered, on_chunk)
+
     async def ping(self, deployment: Deployment) -> str | None:
         """See the port. At most five seconds."""
         try:
@@ -102,10 +110,10 @@ class GpuBackend:
         except TimeoutError:
             return f"{deployment.name}: no answer within {PING_S:g} s. Is its url right, and has the server started?"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return f"{deployment.name}: {_unreachable(error).detail}"
+            return f"{deployment.name}: {unreachable(error).detail}"
 
     async def _ping(self, deployment: Deployment) -> str | None:
-        base, headers = _base(deployment.url), self._headers(deployment)
+        base, headers = base_of(deployment.url), self._headers(deployment)
         root = re.sub(r"/v\d+$", "", base)
         async with self._session.get(f"{root}/health", headers=headers, allow_redirects=False) as health:
             if health.status >= 500:  # hosted servers have no such path, which says nothing
@@ -115,7 +123,7 @@ class GpuBackend:
                 return f"{deployment.name}: its key is refused (status {models.status}). Set the deployment's key."
             if models.status != 200:
                 return f"{deployment.name}: /models says {models.status}. Does its url point at an OpenAI API?"
-            listing = _parsed(await _read(models, LARGEST_LISTING))
+            listing = _parsed(await read_most(models, LARGEST_LISTING))
         return _not_listed(deployment, listing)
 
     def _headers(self, deployment: Deployment) -> dict[str, str]:
@@ -186,7 +194,7 @@ class _Exchange:
         try:
             async with asyncio.timeout_at(self._started + self._timeouts.first_token):
                 return await self._session.post(
-                    f"{_base(self._deployment.url)}/chat/completions",
+                    f"{base_of(self._deployment.url)}/chat/completions",
                     data=BytesIO(self._asked.body),  # bytes of more than a megabyte would be sent in one piece
                     headers={**headers, "content-type": "application/json"},
                     timeout=aiohttp.ClientTimeout(total=None, connect=self._timeouts.connect),
@@ -200,7 +208,7 @@ class _Exchange:
         except TimeoutError as error:
             raise self._late("first_token", self._timeouts.first_token) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._refused(_unreachable(error)) from error
+            raise self._refused(unreachable(error)) from error
 
     async def _receive(self, response: aiohttp.ClientResponse) -> None:
         if response.content_type == "text/html":
@@ -286,7 +294,7 @@ class _Exchange:
     async def _refusal(self, response: aiohttp.ClientResponse) -> Refusal:
         try:
             async with asyncio.timeout(TAIL_S):
-                body = await _read(response, LARGEST_REFUSAL)
+                body = await read_most(response, LARGEST_REFUSAL)
         except (aiohttp.ClientError, OSError):  # too late counts as well: the status says enough
             body = b""
         return of_response(response.status, response.headers, body, time.time())
@@ -333,35 +341,8 @@ class _Exchange:
 async def _note_sent(
     session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestHeadersSentParams
 ) -> None:
-    if isinstance(context.trace_request_ctx, _Exchange):
+    if isinstance(context.trace_request_ctx, _Exchange | WholeCall):
         context.trace_request_ctx.is_sent = True
-
-
-def _unreachable(error: Exception) -> Refusal:
-    """Why no response came. Its text holds no address: a url may carry a password."""
-    match error:
-        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
-            return Refusal(Failure.MISCONFIGURED, "the deployment's url is not an http address", "invalid_url")
-        case aiohttp.ClientSSLError() | aiohttp.ClientConnectorCertificateError():
-            return Refusal(Failure.MISCONFIGURED, "the backend's certificate or TLS is not accepted", "tls_error")
-        case aiohttp.ClientConnectorError():
-            return Refusal(
-                Failure.UNAVAILABLE, "no connection: does the server run, is its url right?", "no_connection"
-            )
-        case aiohttp.ClientConnectionError() | ConnectionError():
-            return Refusal(Failure.UNAVAILABLE, "the backend hung up before it answered", "disconnected")
-        case aiohttp.ClientResponseError():
-            return Refusal(Failure.BACKEND_ERROR, "the backend's answer is not HTTP", "bad_http")
-        case ValueError():
-            return Refusal(Failure.MISCONFIGURED, "the deployment's url or key cannot be sent", "invalid_setting")
-        case _:
-            return Refusal(Failure.BACKEND_ERROR, "the call to the backend failed", "call_failed")
-
-
-def _base(url: str) -> str:
-    """With or without `/v1` at its end, a url means the same server."""
-    base = url.rstrip("/")
-    return base if re.search(r"/v\d+$", base) else f"{base}/v1"
 
 
 def _parsed(data: bytes) -> Object:
@@ -371,13 +352,6 @@ def _parsed(data: bytes) -> Object:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-async def _read(response: aiohttp.ClientResponse, at_most: int) -> bytes:
-    body = bytearray()
-    while len(body) < at_most and (piece := await response.content.readany()):
-        body += piece
-    return bytes(body[:at_most])
 
 
 async def _wait_for_end(content: aiohttp.StreamReader) -> None:

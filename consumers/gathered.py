@@ -221,11 +221,11 @@ def reported(usage: Mapping[str, object] | None, counted: int) -> Usage | None:
     if usage is None:
         return None
     prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
-    if not _is_count(prompt) or not _is_count(output) or (counted and not output):
+    if not is_count(prompt) or not is_count(output) or (counted and not output):
         return None
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    cached = min(cached, prompt) if _is_count(cached) else 0
+    cached = min(cached, prompt) if is_count(cached) else 0
     return Usage(input=prompt - cached, cache_read=cached, output=output)
 
 
@@ -262,7 +262,7 @@ def _checked(choice: Object) -> tuple[int, Object, Object]:
     """The choice's index, itself and its delta, when every part that is read later has its right type."""
     index, delta, finish = choice.get("index", 0), choice.get("delta"), choice.get("finish_reason")
     delta = {} if delta is None else delta
-    if not _is_count(index) or not isinstance(delta, dict) or not (finish is None or isinstance(finish, str)):
+    if not is_count(index) or not isinstance(delta, dict) or not (finish is None or isinstance(finish, str)):
         raise MalformedChunkError("a choice with parts of the wrong type")
     for key, value in delta.items():
         if key in JOINED and not (value is None or isinstance(value, str)):
@@ -273,7 +273,7 @@ def _checked(choice: Object) -> tuple[int, Object, Object]:
     return index, choice, delta
 
 
-def _is_count(value: object) -> TypeGuard[int]:
+def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
 
 
@@ -286,7 +286,7 @@ def _tokens(text: str) -> int:
 def _slot(calls: dict[int, _ToolCall], piece: Object) -> int:
     """Which call a piece belongs to: by its index, else a new id begins a new call."""
     index, last = piece.get("index"), max(calls, default=0)
-    if _is_count(index):
+    if is_count(index):
         return index
     is_new = bool(piece.get("id")) and last in calls and calls[last].id not in ("", piece["id"])
     return last + 1 if is_new else last

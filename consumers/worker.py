@@ -20,7 +20,8 @@ from consumers.meters import WorkerMeters
 from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, Waiting
 from consumers.schedule import Schedule, Ticket
 from consumers.tally import Tally
-from policies.deployments import Deployment
+from consumers.together import Together
+from policies.deployments import Deployment, Modality
 from policies.ending import ended
 from policies.scripts import BoardUnavailableError
 from router import topics
@@ -198,14 +199,22 @@ class Worker:
         tally = Tally(microbatch, route.deployment, route.lane, started=self.clock())
         self.meters.microbatch(len(turns))
         async with asyncio.TaskGroup() as jobs:
+            shared = None
+            if route.modality is Modality.EMBEDDING and len(turns) > 1:
+                shared = Together(self.attempt.backend, [turn.item.job.id for turn in turns], jobs.create_task)
             for turn in turns:
-                jobs.create_task(self._run(tasks, subscription, turn, tally))
+                jobs.create_task(self._run(tasks, subscription, turn, tally, shared))
         if tally.attempts:
             record = Record(tally.text(self.clock()).encode(), {"version": "1", "id": microbatch})
             await self.attempt.until_it_works(lambda: self.log.append(topics.CHARGES, record))
 
     async def _run(
-        self, tasks: asyncio.TaskGroup, subscription: Subscription, turn: Turn[Ticket], tally: Tally
+        self,
+        tasks: asyncio.TaskGroup,
+        subscription: Subscription,
+        turn: Turn[Ticket],
+        tally: Tally,
+        shared: Together | None,
     ) -> None:
         ticket, started = turn.item, self.clock()
         job, delivery = ticket.job, ticket.delivery
@@ -213,11 +222,13 @@ class Worker:
         # member and back, and its job may still run here.
         owner = f"{self.attempt.wakeups.channel}|{delivery.topic}|{delivery.position}|{next(self._order)}"
         try:
-            outcome = await self.attempt(job, owner, tally)
+            outcome = await self.attempt(job, owner, tally, shared.call if shared else None)
         except Exception as error:  # even the way out of a crash crashed: the worker goes on
             log.exception("attempt_crashed_twice", job=job.id, tenant=job.tenant, error=type(error).__name__)
             outcome = Dead("crashed", type(error).__name__)
         finally:
+            if shared is not None:
+                shared.leave(job.id)
             now = self.clock()
             held_s = now - started
             self._schedule.finish(turn, held_s, now)

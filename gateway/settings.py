@@ -354,6 +354,7 @@ class MicrobatchSettings(Section):
 
     size: Whole = Field(default=16, ge=1, le=1000)
     wait_s: Number = Field(default=0.01, ge=0, le=60)
+    inputs: Whole = Field(default=256, ge=1, le=2048)
 
 
 class DeploymentSettings(Section):
@@ -467,6 +468,7 @@ class Settings(Section):
             price=self._price_of(deployment.price),
             microbatch_size=deployment.microbatch.size,
             microbatch_wait_s=deployment.microbatch.wait_s,
+            microbatch_inputs=deployment.microbatch.inputs,
         )
 
     def _price_of(self, price: PriceSettings | None) -> Price | None:

@@ -58,7 +58,10 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One model on one backend. `model` is its name there; `window` and `max_output` are tokens."""
+    """One model on one backend. `model` is its name there; `window` and `max_output` are tokens.
+
+    So many inputs at most are in an embedding call that several jobs of a microbatch share.
+    """
 
     name: str
     backend: str
@@ -73,3 +76,4 @@ class Deployment:
     price: Price | None = None
     microbatch_size: int = 16
     microbatch_wait_s: float = 0.01
+    microbatch_inputs: int = 256

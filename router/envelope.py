@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from policies.deployments import Modality, Tier
 from router import compact
-from router.job import Estimate, Job, JobClass, Payload, Queue, Route
+from router.job import JSON, Estimate, Job, JobClass, Payload, Queue, Route
 from router.log import Record
 
 VERSION = "1"
@@ -171,13 +171,19 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
 
 def payload_text(payload: Payload) -> str:
     """A payload pointer as JSON text."""
-    return compact.text({"path": payload.path, "sha256": payload.sha256, "size": payload.size})
+    what = {} if payload.media_type == JSON else {"type": payload.media_type}
+    return compact.text({"path": payload.path, "sha256": payload.sha256, "size": payload.size, **what})
 
 
 def payload_of(text: str) -> Payload:
     """The payload pointer of a JSON text."""
     values = json.loads(text)
-    return Payload(path=str(values["path"]), sha256=str(values["sha256"]), size=int(values["size"]))
+    return Payload(
+        path=str(values["path"]),
+        sha256=str(values["sha256"]),
+        size=int(values["size"]),
+        media_type=str(values.get("type", JSON)),
+    )
 
 
 def _job_id(text: str) -> str:

@@ -8,6 +8,8 @@ from enum import StrEnum
 from policies.deployments import Modality, Tier
 from policies.pricing import Basis, Usage
 
+JSON = "application/json"
+
 
 class JobState(StrEnum):
     """Where a job is. The last five never change any more."""
@@ -100,11 +102,12 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Where in the object store a body or a result lies, and the SHA-256 of its bytes, in hex."""
+    """Where in the object store a body or a result lies, what it is, and the SHA-256 of its bytes, in hex."""
 
     path: str
     sha256: str
     size: int
+    media_type: str = JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import obstore
 from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import ObjectStore, from_url
 
-from router.job import Payload
+from router.job import JSON, Payload
 
 PIECE = 5 * 1024 * 1024  # the least that an S3 multipart upload takes
 AHEAD = 2  # pieces of one upload that are on their way at once
@@ -35,7 +35,7 @@ class Payloads:
             Path(url.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
         return cls(from_url(url))
 
-    async def put(self, path: str, data: bytes) -> Payload:
+    async def put(self, path: str, data: bytes, *, media_type: str = JSON) -> Payload:
         """Return once the bytes are safe; raise `PayloadUnavailableError` otherwise."""
         try:
             await obstore.put_async(self._store, path, data)
@@ -43,7 +43,7 @@ class Payloads:
             raise PayloadUnavailableError(
                 f"the object store refused {len(data)} bytes: {type(error).__name__}"
             ) from error
-        return Payload(path=path, sha256=sha256(data).hexdigest(), size=len(data))
+        return Payload(path=path, sha256=sha256(data).hexdigest(), size=len(data), media_type=media_type)
 
     async def upload(self, path: str, pieces: AsyncIterator[bytes]) -> Payload:
         """Like `put`, for what is not held at once. Unless all pieces came, nothing is there.

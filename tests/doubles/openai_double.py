@@ -35,6 +35,8 @@ the last user message, word by word, and never with more words than `max_tokens`
 | `cached-N` | N tokens of the prompt were cached |
 | `moved` | redirects to another path |
 
+Embeddings, images, speech and transcription are those of `media_double`.
+
 Calls are counted by their `x-request-id` (`JOB.ATTEMPT`): `GET /_double/calls[?job=ID]`, see `Ledger.view`.
 `GET /_double/last` is the last call's body and headers. `GET /health` and `GET /v1/models` answer as those of
 llama.cpp, which takes any model; for the key `strict` as a server that does not, and `wrong` is refused.
@@ -46,15 +48,19 @@ import json
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from email.utils import formatdate
+from typing import Any
 
 from aiohttp import web
+
+from tests.doubles import media_double
 
 LONGEST_WAIT = 600.0  # seconds; nothing here waits for ever
 KEPT = 20_000  # calls whose details are remembered
 LARGEST_BODY = 64 * 1024 * 1024
+JSON_TYPES = (str, int, float, bool, list, dict, type(None))
 
 
 @dataclass(slots=True)
@@ -130,6 +136,9 @@ class Behaviours:
         return None
 
 
+Answering = Callable[[web.Request, dict[str, Any], Call], Awaitable[web.StreamResponse]]
+
+
 class Double:
     """The server's endpoints."""
 
@@ -140,6 +149,10 @@ class Double:
     def app(self) -> web.Application:
         app = web.Application(client_max_size=LARGEST_BODY)
         app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/embeddings", self.embeddings)
+        app.router.add_post("/v1/images/generations", self.images)
+        app.router.add_post("/v1/audio/speech", self.speech)
+        app.router.add_post("/v1/audio/transcriptions", self.transcription)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/health", self.health)
         app.router.add_get("/_double/calls", self.calls)
@@ -162,15 +175,36 @@ class Double:
         return web.json_response(self.ledger.last)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
-        body = json.loads(raw)
+        return await self._counted(request, await request.json(), self._answer)
+
+    async def embeddings(self, request: web.Request) -> web.StreamResponse:
+        return await self._counted(request, await request.json(), self._whole(media_double.embeddings))
+
+    async def images(self, request: web.Request) -> web.StreamResponse:
+        return await self._counted(request, await request.json(), self._whole(media_double.images))
+
+    async def speech(self, request: web.Request) -> web.StreamResponse:
+        return await self._counted(request, await request.json(), self._whole(media_double.speech))
+
+    async def transcription(self, request: web.Request) -> web.StreamResponse:
+        return await self._counted(request, dict(await request.post()), self._whole(media_double.transcription))
+
+    def _whole(self, answer: Callable[[dict[str, Any], "Behaviours"], web.Response]) -> Answering:
+        async def answering(request: web.Request, body: dict[str, Any], call: Call) -> web.StreamResponse:
+            asked = Behaviours(str(body.get("model")), media_double.text_of(body))
+            return await self._misbehave(request, asked, call) or answer(body, asked)
+
+        return answering
+
+    async def _counted(self, request: web.Request, body: dict[str, Any], answer: Answering) -> web.StreamResponse:
         headers = {name.lower(): value for name, value in request.headers.items()}
-        self.ledger.last = {"body": body, "headers": headers}
+        shown = {name: value if isinstance(value, JSON_TYPES) else "a file" for name, value in body.items()}
+        self.ledger.last = {"body": shown, "headers": headers}
         if request.transport is not None:
             self._connections.append(request.transport.get_extra_info("peername"))
         call = self.ledger.start(headers.get("x-request-id", ""), str(body.get("model")))
         try:
-            response = await self._answer(request, body, call)
+            response = await answer(request, body, call)
         except (asyncio.CancelledError, ConnectionError):
             self.ledger.end(call, "aborted")
             raise
@@ -180,18 +214,21 @@ class Double:
     async def _answer(self, request: web.Request, body: dict[str, object], call: Call) -> web.StreamResponse:
         text = _last_user_text(body)
         asked = Behaviours(str(body.get("model")), text)
+        if (misbehaved := await self._misbehave(request, asked, call)) is not None:
+            return misbehaved
+        chunks = list(_chunks(body, asked, text))
+        if "whole" in asked or not body.get("stream"):
+            return web.json_response(_whole(chunks, str(body.get("model"))))
+        return await _stream(request, asked, chunks)
+
+    async def _misbehave(self, request: web.Request, asked: Behaviours, call: Call) -> web.Response | None:
         if (delay := asked.number("delay")) is not None:
             await asyncio.sleep(delay / 1000)
         if "mute" in asked:
             await asyncio.sleep(LONGEST_WAIT)
         if "reset" in asked or ("stale" in asked and self._was_used(request)):
             return _hang_up(request)
-        if (refusal := self._refusal(asked, call)) is not None:
-            return refusal
-        chunks = list(_chunks(body, asked, text))
-        if "whole" in asked or not body.get("stream"):
-            return web.json_response(_whole(chunks, str(body.get("model"))))
-        return await _stream(request, asked, chunks)
+        return self._refusal(asked, call)
 
     def _was_used(self, request: web.Request) -> bool:
         peer = request.transport.get_extra_info("peername") if request.transport is not None else None
