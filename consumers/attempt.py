@@ -12,7 +12,17 @@ from typing import TypeVar
 
 import structlog
 
-from consumers.backend import Answer, Backend, BackendError, HandOffBackend, OnChunk, Pending, SoFar, Submitted
+from consumers.backend import (
+    Answer,
+    Backend,
+    BackendError,
+    HandOffBackend,
+    OnChunk,
+    Pending,
+    PlacedBackend,
+    SoFar,
+    Submitted,
+)
 from consumers.gate import Gate
 from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, Outcome, Waiting
 from consumers.streaming import chunk_writer
@@ -109,7 +119,7 @@ class Attempt:
     quotas: Quotas
     payloads: Payloads
     wakeups: Wakeups
-    backend: Backend | HandOffBackend
+    backend: Backend | HandOffBackend | PlacedBackend
     deployments: Mapping[str, Deployment]
     tenants: Mapping[str, Tenant]
     retries: RetryRule
@@ -169,6 +179,8 @@ class Attempt:
                 job = one.running.job
                 log.exception("attempt_crashed", job=job.id, tenant=job.tenant, error=type(error).__name__)
                 outcome = await one.crashed(error)
+            finally:
+                one.leave_place()
         if not isinstance(outcome, HandedOff):
             one.tell_gate()
         return outcome
@@ -284,6 +296,10 @@ class _OneAttempt:
                 return waits
             job = await self._with_body()
             asked = await self._as_asked(job)
+            if not await self._has_place(asked):
+                await self._refund()
+                await self._steps.board.release(job, self._owner, undo_delivery=False)
+                return Waiting("no_replica")
         except (BoardUnavailableError, PayloadUnavailableError):
             return await self._put_back(Later(AWAY_S, "away"))
         except PayloadLostError as error:
@@ -343,6 +359,18 @@ class _OneAttempt:
                 wait = Later(LONGEST_WAIT_S, f"quota_{limit}")
         due_at = await steps.board.release(job, self._owner, undo_delivery=False, wait_s=wait.seconds)
         return replace(wait, due_at=due_at)
+
+    async def _has_place(self, job: Job) -> bool:
+        """Whether a replica has room. If not, nothing was begun and nothing counts."""
+        backend = self._steps.backend
+        return not isinstance(backend, PlacedBackend) or await backend.take_place(
+            job, self._deployment, attempt=self._number
+        )
+
+    def leave_place(self) -> None:
+        """It makes no call, or none any more."""
+        if isinstance(self._steps.backend, PlacedBackend):
+            self._steps.backend.leave_place(self._job, self._deployment, attempt=self._number)
 
     async def _with_body(self) -> Job:
         job = self._job

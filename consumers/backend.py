@@ -98,8 +98,26 @@ class HandOffBackend(Backend, Protocol):
         ...
 
 
+@runtime_checkable
+class PlacedBackend(Backend, Protocol):
+    """A backend whose deployments may have replicas that take so many calls at once. The queue is not theirs."""
+
+    def room(self, deployment: str, begun: int) -> int | None:
+        """How many more jobs may begin on it, when `begun` have; None: any number. To ask says that jobs wait."""
+        ...
+
+    async def take_place(self, job: Job, deployment: Deployment, *, attempt: int) -> bool:
+        """Whether there is a place for this attempt's `call`, which needs it. Raises `BoardUnavailableError`."""
+        ...
+
+    def leave_place(self, job: Job, deployment: Deployment, *, attempt: int) -> None:
+        """It is not called after all. Safe to repeat, and after a call."""
+        ...
+
+
 class SoFar:
-    """What a running call has used, for whoever cancels it."""
+    """What a running call has used, for whoever cancels it; and when its first token came, once it has ended."""
 
     def __init__(self) -> None:
         self.usage = Usage()
+        self.first_token_s: float | None = None

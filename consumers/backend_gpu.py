@@ -4,23 +4,29 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from io import BytesIO
 from types import SimpleNamespace
 
 import aiohttp
 
 from consumers.backend import Answer, BackendError, OnChunk, SoFar
+from consumers.discovery import discovery
+from consumers.fleet import Place, Replicas
 from consumers.gathered import Gathered, MalformedChunkError, Object, as_chunk
+from consumers.places import Places
 from consumers.refusals import Refusal, of_event, of_response
 from consumers.sse import Event, Events, EventTooLargeError
 from consumers.upstream import Upstream, upstream
 from consumers.whole_call import WholeCall
 from consumers.wire import base_of, read_most, unreachable
 from policies.deployments import Deployment
+from policies.fleets import Fleet
 from policies.pricing import Usage
 from policies.retries import Failure
+from policies.scripts import BoardUnavailableError
 from router.job import Job
 
 CHAT = "/v1/chat/completions"
@@ -44,15 +50,24 @@ class GpuBackend:
     """
 
     def __init__(self, session: aiohttp.ClientSession, secrets: Mapping[str, str | None]) -> None:
+        self.replicas: dict[str, Replicas] = {}
         self._session = session
         self._secrets = secrets
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, secrets: Mapping[str, str | None], *, connections: int = 1000, reuse: bool = False
+        cls,
+        secrets: Mapping[str, str | None],
+        *,
+        places: Places | None = None,
+        deployments: Iterable[Deployment] = (),
+        connections: int = 1000,
+        reuse: bool = False,
     ) -> AsyncGenerator["GpuBackend", None]:
         """One for a process. `secrets` are API keys by deployment; calls beyond `connections` wait to connect.
+
+        Those of `deployments` that have replicas are looked after, with the `places` that all workers share.
 
         Each call has a connection of its own: llama.cpp promises to keep one alive and closes it after
         every stream, under the call that comes next. `reuse` saves the handshake where a server is known to behave.
@@ -68,17 +83,65 @@ class GpuBackend:
             headers={"accept-encoding": "identity", "user-agent": "pointsman"},
             trace_configs=[trace],
         ) as session:
-            yield cls(session, secrets)
+            backend = cls(session, secrets)
+            async with AsyncExitStack() as opened:
+                for each in deployments:
+                    if each.fleet is not None and places is not None:
+                        ours = Replicas(each, each.fleet, places, session, backend._headers(each))
+                        backend.replicas[each.name] = await opened.enter_async_context(ours.running())
+                yield backend
+
+    def room(self, deployment: str, begun: int) -> int | None:
+        """See the port."""
+        found = self.replicas.get(deployment)
+        return None if found is None else found.room(begun)
+
+    async def take_place(self, job: Job, deployment: Deployment, *, attempt: int) -> bool:
+        """See the port."""
+        found = self.replicas.get(deployment.name)
+        return found is None or await found.take(job, attempt) is not None
+
+    def leave_place(self, job: Job, deployment: Deployment, *, attempt: int) -> None:
+        """See the port."""
+        if (found := self.replicas.get(deployment.name)) is not None:
+            found.drop(job, attempt)
 
     async def call(
         self, job: Job, deployment: Deployment, *, attempt: int, on_chunk: OnChunk | None, so_far: SoFar
     ) -> Answer:
         """See the port."""
+        replicas = self.replicas.get(deployment.name)
+        if replicas is None:
+            return await self._exchange(job, deployment, attempt, on_chunk, so_far)
+        place = await _placed(replicas, job, attempt)
+        there = replace(deployment, url=place.replica.url)
+        try:
+            answer = await self._exchange(job, there, attempt, on_chunk, so_far, host=place.replica.host)
+        except BackendError as error:
+            replicas.failed(place, error)
+            raise
+        finally:
+            replicas.leave(place, tokens=so_far.usage.total)
+        replicas.succeeded(place, so_far.first_token_s)
+        return answer
+
+    async def _exchange(
+        self,
+        job: Job,
+        deployment: Deployment,
+        attempt: int,
+        on_chunk: OnChunk | None,
+        so_far: SoFar,
+        *,
+        host: str | None = None,
+    ) -> Answer:
         headers = {**self._headers(deployment), "x-request-id": f"{job.id}.{attempt}"}
         if job.traceparent is not None:
             headers["traceparent"] = job.traceparent
         exchange = (
-            self._chat(job, deployment, on_chunk) if job.endpoint == CHAT else WholeCall(self._session, job, deployment)
+            self._chat(job, deployment, on_chunk, host)
+            if job.endpoint == CHAT
+            else WholeCall(self._session, job, deployment, host)
         )
         try:
             answer = await exchange.run(headers)
@@ -88,10 +151,10 @@ class GpuBackend:
         except BaseException:  # cancelled, or on_chunk failed: what was used by then is owed all the same
             so_far.usage = exchange.spent
             raise
-        so_far.usage = answer.usage
+        so_far.usage, so_far.first_token_s = answer.usage, exchange.first_token_s
         return answer
 
-    def _chat(self, job: Job, deployment: Deployment, on_chunk: OnChunk | None) -> "_Exchange":
+    def _chat(self, job: Job, deployment: Deployment, on_chunk: OnChunk | None, host: str | None) -> "_Exchange":
         asked = upstream(job.body, deployment)
         gathered = Gathered(
             job.id,
@@ -100,10 +163,24 @@ class GpuBackend:
             input_estimate=job.estimate.input_tokens,
             created=int(time.time()),
         )
-        return _Exchange(self._session, deployment, asked, gathered, on_chunk)
+        return _Exchange(self._session, deployment, asked, gathered, on_chunk, host)
 
     async def ping(self, deployment: Deployment) -> str | None:
-        """See the port. At most five seconds."""
+        """See the port. At most five seconds. Of its replicas one must answer."""
+        if deployment.fleet is not None:
+            return await self._ping_fleet(deployment, deployment.fleet)
+        return await self._ping_one(deployment)
+
+    async def _ping_fleet(self, deployment: Deployment, fleet: Fleet) -> str | None:
+        faults = []
+        for replica in await discovery(fleet).find(0.0):
+            fault = await self._ping_one(replace(deployment, url=replica.url))
+            if fault is None:
+                return None
+            faults.append(fault)
+        return faults[0] if faults else f"{deployment.name}: it has no replicas now. Where are they to be found?"
+
+    async def _ping_one(self, deployment: Deployment) -> str | None:
         try:
             async with asyncio.timeout(PING_S):
                 return await self._ping(deployment)
@@ -141,8 +218,11 @@ class _Exchange:
         asked: Upstream,
         gathered: Gathered,
         on_chunk: OnChunk | None,
+        host: str | None,
     ) -> None:
         self.is_sent = False
+        self.first_token_s: float | None = None
+        self._host = host  # whom the server's certificate is for, where its address does not say so
         self._session = session
         self._deployment = deployment
         self._timeouts = deployment.timeouts
@@ -199,6 +279,7 @@ class _Exchange:
                     headers={**headers, "content-type": "application/json"},
                     timeout=aiohttp.ClientTimeout(total=None, connect=self._timeouts.connect),
                     allow_redirects=False,
+                    server_hostname=self._host,
                     trace_request_ctx=self,
                 )
         except aiohttp.ConnectionTimeoutError as error:
@@ -288,6 +369,8 @@ class _Exchange:
             raise self._refused(refusal)
         is_for_client = self._gathered.add(chunk)
         self._last = self._clock()
+        if self.first_token_s is None and self._gathered.has_begun:
+            self.first_token_s = self._last - self._started
         if is_for_client and self._on_chunk is not None:
             await self._on_chunk(self._gathered.passed_on(chunk, with_usage=self._asked.wants_usage))
 
@@ -336,6 +419,17 @@ class _Exchange:
         is_owed = self._gathered.has_begun or failure in (Failure.TIMED_OUT, Failure.CUT)
         usage = self.spent if is_owed else Usage()
         return BackendError(failure, detail, code=code, usage=usage, retry_after=retry_after, param=param)
+
+
+async def _placed(replicas: Replicas, job: Job, attempt: int) -> Place:
+    """The place that the attempt has taken, or a new one. Raises `BackendError`: nothing was done."""
+    try:
+        place = await replicas.take(job, attempt)
+    except BoardUnavailableError as error:
+        raise BackendError(Failure.UNAVAILABLE, "the board is away", code="board_away") from error
+    if place is None:
+        raise BackendError(Failure.UNAVAILABLE, "no replica has room", code="no_replica")
+    return place
 
 
 async def _note_sent(

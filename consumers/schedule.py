@@ -10,7 +10,7 @@ from statistics import fmean
 
 from consumers.expected import Expected
 from consumers.fair import FLOORS, FairQueue, Turn
-from consumers.gate import Gate, HeldBack, enforced
+from consumers.gate import PLACES_AGAIN_S, Gate, HeldBack, enforced
 from consumers.microbatch import Microbatches
 from consumers.outcome import LONGEST_PARK_S
 from policies.concurrency import Usual, places
@@ -47,14 +47,16 @@ class Ticket:
 class Schedule:
     """Tickets that wait, by deployment: in line, held back by the quotas, parked for a while, or in a microbatch.
 
-    `slots` is for a deployment without a limit of its own. `board_minus_ours`: what to add to `now` for the moments
-    that are on the board's clock.
+    `slots` is for a deployment without a limit of its own. `room` says how many more jobs its replicas take, when so
+    many have begun; None: it has no replicas. `board_minus_ours`: what to add to `now` for the moments that are on the
+    board's clock.
     """
 
     deployments: Mapping[str, Deployment]
     gate: Gate
     weight: Callable[[str], float]
     slots: int
+    room: Callable[[str, int], int | None] = field(default=lambda name, begun: None)
     expected: Expected = field(default_factory=Expected)
     board_minus_ours: float = -math.inf  # until the board's clock was read, no job has aged
     _queues: dict[str, FairQueue[Ticket]] = field(default_factory=dict)
@@ -170,8 +172,8 @@ class Schedule:
 
     def _fill(self, name: str, now: float) -> None:
         deployment = self.deployments.get(name)
-        slots = self._slots(name, now)
         self._opens_at.pop(name, None)
+        slots = min(self._slots(name, now), self._places(name, now))
         size = deployment.microbatch_size if deployment else 1
         wait_s = deployment.microbatch_wait_s if deployment else 0.0
         while self._running.get(name, 0) < slots and self._open.count(name) < size:
@@ -179,9 +181,21 @@ class Schedule:
             if turn is None:
                 return
             self._running[name] = self._running.get(name, 0) + 1
-            self._open.add(name, turn, size=min(size, slots), wait_s=wait_s, now=now)
-            if self._open.count(name) >= min(size, slots):
+            most = int(min(size, slots))
+            self._open.add(name, turn, size=most, wait_s=wait_s, now=now)
+            if self._open.count(name) >= most:
                 return
+
+    def _places(self, name: str, now: float) -> float:
+        """Jobs that may hold a slot at once, for all that its replicas take. Only asked when some wait."""
+        waiting = sum(len(queues[name]) for queues in (self._queues, self._with_quota) if name in queues)
+        begun = self._running.get(name, 0)
+        room = self.room(name, begun) if waiting else None
+        if room is None:
+            return math.inf
+        if room < waiting:
+            self._opens_at[name] = now + PLACES_AGAIN_S
+        return begun + room
 
     def _next_turn(self, name: str, now: float) -> Turn[Ticket] | None:
         """Jobs that have their quota from the door and those that have not, by turns."""

@@ -23,8 +23,12 @@ LARGEST_REFUSAL = 64 * 1024  # bytes of an error's body that are read
 class WholeCall:
     """Sends a job and reads its answer, within the deployment's total time: there is no first token to wait for."""
 
-    def __init__(self, session: aiohttp.ClientSession, job: Job, deployment: Deployment) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, job: Job, deployment: Deployment, host: str | None = None
+    ) -> None:
         self.is_sent = False
+        self.first_token_s = None
+        self._host = host  # whom the server's certificate is for, where its address does not say so
         self._session = session
         self._job = job
         self._deployment = deployment
@@ -46,6 +50,7 @@ class WholeCall:
                     headers={**headers, "content-type": sent.media_type},
                     timeout=aiohttp.ClientTimeout(total=None, connect=timeouts.connect),
                     allow_redirects=False,
+                    server_hostname=self._host,
                     trace_request_ctx=self,
                 )
                 try:

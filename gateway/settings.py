@@ -8,9 +8,7 @@ from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, Gt, Le
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
     ValidationError,
@@ -21,6 +19,8 @@ from pydantic_core import ErrorDetails
 
 from gateway import settings_env, settings_file
 from gateway.settings_file import Document, Fault, KeyPath, dotted
+from gateway.settings_fleet import ReplicaSettings
+from gateway.settings_section import Section
 from gateway.settings_values import (
     AliasName,
     Budget,
@@ -97,21 +97,6 @@ def load(path: Path | None, environ: Mapping[str, str]) -> "Settings":
     if faults:
         raise SettingsError(*faults)
     return settings._with_prices(Path() if ("prices",) in variables.values or path is None else path.parent)
-
-
-class Section(BaseModel):
-    """Frozen, knows all its keys, and takes a key without a value for one that is not there."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty(cls, value: object) -> object:
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            return value
-        return {key: item for key, item in value.items() if item is not None or key not in cls.model_fields}
 
 
 class KafkaSettings(Section):
@@ -374,11 +359,14 @@ class DeploymentSettings(Section):
     timeouts: TimeoutSettings = TimeoutSettings()
     price: Annotated[PriceSettings | None, BeforeValidator(_price)] = None
     microbatch: MicrobatchSettings = MicrobatchSettings()
+    replicas: ReplicaSettings | None = None
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> Self:
-        if self.backend == "gpu" and not self.url:
-            raise ValueError("a gpu deployment needs its server's url, such as http://127.0.0.1:8000/v1")
+        if self.backend == "gpu" and not self.url and self.replicas is None:
+            raise ValueError("a gpu deployment needs its server's url, such as http://127.0.0.1:8000/v1, or replicas")
+        if self.replicas is not None and (self.url or self.backend != "gpu"):
+            raise ValueError("replicas are for a gpu deployment, and stand in place of its url")
         return self
 
 
@@ -469,6 +457,7 @@ class Settings(Section):
             microbatch_size=deployment.microbatch.size,
             microbatch_wait_s=deployment.microbatch.wait_s,
             microbatch_inputs=deployment.microbatch.inputs,
+            fleet=None if deployment.replicas is None else deployment.replicas.fleet(),
         )
 
     def _price_of(self, price: PriceSettings | None) -> Price | None:

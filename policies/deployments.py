@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 
+from policies.fleets import Fleet
 from policies.pricing import Price
 
 
@@ -60,7 +61,8 @@ class Timeouts:
 class Deployment:
     """One model on one backend. `model` is its name there; `window` and `max_output` are tokens.
 
-    So many inputs at most are in an embedding call that several jobs of a microbatch share.
+    So many inputs at most are in an embedding call that several jobs of a microbatch share. With a `fleet` its servers
+    are those, and there is no `url`.
     """
 
     name: str
@@ -77,3 +79,4 @@ class Deployment:
     microbatch_size: int = 16
     microbatch_wait_s: float = 0.01
     microbatch_inputs: int = 256
+    fleet: Fleet | None = None

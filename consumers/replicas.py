@@ -1,0 +1,105 @@
+"""Which replica of a deployment gets a job, and how many calls one of them may have. Pure."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+OVERLOADED = 1.3  # the favourite of a prompt may have so many times the mean load
+PREFIX_BYTES = 2048  # of the conversation's beginning
+LEAST_PREFIX = 256  # bytes; less is prefilled faster than it is found
+FULL = 0.9  # of an engine's KV cache: above it begins to throw out what runs
+
+LOWERED = 0.7
+LEARN_S = 1.0  # one change in so long a time: the calls that are under way then all tell the same
+USED = 0.8  # only who uses his cap learns whether it could be higher
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica that may be called. `load`: calls that are there, of whoever; `cap`: how many there may be."""
+
+    name: str
+    load: int
+    cap: int
+
+    @property
+    def room(self) -> int:
+        """Calls that may begin there."""
+        return max(0, self.cap - self.load)
+
+
+def prefix_of(body: bytes) -> bytes | None:
+    """What a chat's prompt has in common with the conversation's next turns; None when that is too short to matter.
+
+    That is everything before the first answer in it, as the client wrote it, up to `PREFIX_BYTES`.
+    """
+    start = body.find(b'"messages"')
+    if start < 0:
+        return None
+    answer = body.find(b'"assistant"', start)
+    end = body.rfind(b"}", start, answer if answer >= 0 else body.rfind(b"]", start) + 1)
+    prefix = body[start : min(max(start, end), start + PREFIX_BYTES)]
+    return prefix if len(prefix) >= LEAST_PREFIX else None
+
+
+def ranked(
+    candidates: Sequence[Candidate], *, prefix: bytes | None, avoid: Collection[str], rolls: tuple[float, float]
+) -> Sequence[Candidate]:
+    """Those with room, the chosen one first, the others as they would do instead; `avoid` only where nothing else is.
+
+    The favourite of the prefix, unless it is overloaded; else the less loaded of two that `rolls` (in 0..1) draw.
+    """
+    free = [each for each in candidates if each.room]
+    wanted = [each for each in free if each.name not in avoid] or free
+    if not wanted:
+        return ()
+    chosen = _favourite(candidates, wanted, prefix) or _of_two(wanted, rolls)
+    return [chosen, *sorted((each for each in wanted if each is not chosen), key=_use)]
+
+
+def cap(*limits: int | None, share: float = 1.0) -> int:
+    """The least of those that are known; a replica that starts gets a `share` of it, and one call at least."""
+    known = [limit for limit in limits if limit is not None]
+    return max(1, math.floor(min(known) * share)) if known else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """A cap that a replica taught us, and since when (a moment)."""
+
+    cap: float
+    at: float
+
+
+def lowered(learned: Learned | None, *, in_flight: int, now: float) -> Learned | None:
+    """It has too much with `in_flight` calls: fewer. None: it is too early to change anything."""
+    if learned is not None and now - learned.at < LEARN_S:
+        return None
+    at_most = in_flight if learned is None else min(learned.cap, in_flight)
+    return Learned(max(1.0, at_most * LOWERED), now)
+
+
+def raised(learned: Learned | None, *, in_flight: int, ceiling: int, now: float) -> Learned | None:
+    """It had `in_flight` calls and was well: one more. None: nothing to change."""
+    if learned is None or learned.cap >= ceiling or now - learned.at < LEARN_S or in_flight < learned.cap * USED:
+        return None
+    return Learned(min(float(ceiling), learned.cap + 1), now)
+
+
+def _favourite(candidates: Sequence[Candidate], wanted: Sequence[Candidate], prefix: bytes | None) -> Candidate | None:
+    if prefix is None:
+        return None
+    favourite = max(candidates, key=lambda each: blake2b(each.name.encode() + b"\0" + prefix, digest_size=8).digest())
+    mean = (sum(each.load for each in candidates) + 1) / len(candidates)
+    return favourite if favourite in wanted and favourite.load + 1 <= math.ceil(OVERLOADED * mean) else None
+
+
+def _of_two(wanted: Sequence[Candidate], rolls: tuple[float, float]) -> Candidate:
+    one = int(rolls[0] * len(wanted))
+    other = (one + 1 + int(rolls[1] * (len(wanted) - 1))) % len(wanted)
+    return min(wanted[one], wanted[other], key=_use)
+
+
+def _use(candidate: Candidate) -> float:
+    return candidate.load / candidate.cap
