@@ -29,7 +29,7 @@ from router import topics
 from router.costs import DAYS_KEPT, Spent, spent
 from router.ledger import plain
 from router.log import LogUnavailableError
-from router.rebuild import Rebuilt, begin, rebuild
+from router.rebuild import Rebuilt, begin
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="A gateway that makes model calls jobs which cannot be lost."
@@ -222,7 +222,7 @@ def keys_create(
 
     async def create() -> str:
         async with wiring.core(settings) as core:
-            return (await core.keys.create(tenant, name)).text
+            return (await core.keyring.create(tenant, name)).text
 
     out.print(_run(create()), soft_wrap=True)
 
@@ -250,7 +250,7 @@ def keys_revoke(id: str, config: ConfigOption = None, data: DataOption = None) -
 
     async def revoke() -> bool:
         async with wiring.core(settings) as core:
-            return await core.keys.revoke(id)
+            return await core.keyring.revoke(id)
 
     if not _run(revoke()):
         _fail(f"there is no key {id!r}; `pointsman keys list` shows all")
@@ -265,16 +265,15 @@ def board_rebuild(config: ConfigOption = None, data: DataOption = None) -> None:
     async def run() -> Rebuilt:
         with Status("reading the log", console=err) as status:
             async with wiring.core(settings) as core:
-                return await rebuild(
-                    core.log,
-                    core.board,
-                    progress=lambda done: status.update(f"{done.events} events, {done.attempts} attempts"),
+                return await wiring.rebuild(core)(
+                    progress=lambda done: status.update(f"{done.events} events, {done.attempts} attempts")
                 )
 
     done = _run(run())
     out.print(
         f"Read {done.events} events and {done.attempts} attempts; the board did not know "
-        f"{done.buried} of the jobs and {done.recounted} of the attempts. It is whole again.",
+        f"{done.buried} of the jobs, {done.recounted} of the attempts and {done.keys} of the API keys. "
+        "It is whole again.",
         soft_wrap=True,
     )
 

@@ -114,6 +114,8 @@ async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> No
         ):
             await _until_topics_exist(core.log, topics.FIXED)
             await begin(core.log, core.board)
+            if settings.board.rebuild == "auto":
+                tasks.create_task(wiring.rebuilder(core).run(stop))
             for retrier in wiring.retriers(core):
                 tasks.create_task(retrier.run(stop))
             tasks.create_task(sender.run(stop))

@@ -142,9 +142,10 @@ class HttpSettings(Section):
 
 
 class BoardSettings(Section):
-    """How safe a finish is before its record is done, and how long Redis may take to answer."""
+    """How safe a finish is before its record is done, how long Redis may take to answer, and who mends a lost board."""
 
     durability: Durability = "fsync"
+    rebuild: Literal["manual", "auto"] = "manual"
     socket_timeout_s: Number = Field(default=5.0, ge=0.1, le=60)
 
     @property

@@ -116,7 +116,7 @@ class Taking:
     async def holder(self, request: Request) -> KeyHolder:
         """Whose request this is."""
         services = self._services
-        return await authenticate(services.keys, services.tenants, request.headers.get("authorization"))
+        return await authenticate(services.keys, services.tenants, services.epoch, request.headers.get("authorization"))
 
     async def known(self, request: Request, *, endpoint: str | None = None) -> JobView:
         """The job that the address names, as it is now. Another tenant's, or another endpoint's, is not there."""

@@ -70,9 +70,9 @@ async def _run(
             tenant = "default" if "default" in core.tenants else next(iter(core.tenants))
             new_key = None
             if wanted_key:
-                await core.keys.adopt(wanted_key, tenant, "POINTSMAN_API_KEY")
+                await core.keyring.adopt(wanted_key, tenant, "POINTSMAN_API_KEY")
             elif not await core.keys.list():
-                new_key = (await core.keys.create(tenant, "first")).text
+                new_key = (await core.keyring.create(tenant, "first")).text
         ready = tasks.create_task(_say_ready(settings, tenant, new_key, out))
         await stop.wait()
         ready.cancel()

@@ -4,6 +4,7 @@ import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,17 +17,19 @@ from redis.exceptions import RedisError
 from gateway.settings import Settings, SettingsError
 from policies.deployments import Deployment
 from policies.keys import ApiKeys
-from policies.quota import Quotas, Shadow
+from policies.quota import Quotas, Scopes, Shadow
 from policies.scripts import Scripts
 from policies.tenants import Tenant
 from router import topics
 from router.board import Board
 from router.epoch import Epoch
 from router.files import Files
+from router.keyring import Keyring
 from router.log import Log
 from router.log_streams import StreamsLog
 from router.outbox import Outbox
 from router.payloads import Payloads
+from router.rebuild import Rebuild
 from router.wakeups import Wakeups
 from router.webhooks import CHANNEL, Webhooks
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it count
     from consumers.attempt import Attempt
     from consumers.backend import Backend
     from consumers.collector import Collector
+    from consumers.rebuilder import Rebuilder
     from consumers.retrier import Retrier
     from consumers.sweeper import Sweeper
     from consumers.webhook_sender import WebhookSender
@@ -62,6 +66,7 @@ class Core:
     outbox: Outbox
     webhooks: Webhooks
     keys: ApiKeys
+    keyring: Keyring
     tenants: dict[str, Tenant]
     deployments: dict[str, Deployment]
     trim: Callable[[], Awaitable[None]] | None
@@ -77,7 +82,7 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
         scripts = Scripts(redis, replicas=settings.board.replicas, gather_s=gather_s)
         deployments = settings.deployments_by_name()
         board = Board(scripts, tombstone_s=settings.kafka.retention_s + ONE_MORE_DAY_S)
-        quotas = Quotas(scripts)
+        quotas, keys = Quotas(scripts), ApiKeys(redis)
         payloads = Payloads.open(_objects_url(settings))
         files = settings.files
         tenants = settings.tenants_by_name()
@@ -93,7 +98,8 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
             files=Files(scripts, payloads, most_bytes=files.max_stored, ttl_s=files.ttl_s),
             outbox=Outbox(board, log, quotas, deployments, webhooks),
             webhooks=webhooks,
-            keys=ApiKeys(redis),
+            keys=keys,
+            keyring=Keyring(keys, log),
             tenants=tenants,
             deployments=deployments,
             trim=_trim(log, settings) if isinstance(log, StreamsLog) else None,
@@ -316,6 +322,18 @@ async def open_webhook_sender(core: Core, registry: CollectorRegistry) -> AsyncG
         )
 
 
+def rebuild(core: Core) -> Rebuild:
+    """Makes a lost board anew."""
+    return Rebuild(core.log, core.board, core.quotas, Scopes(core.tenants, core.deployments), core.keyring)
+
+
+def rebuilder(core: Core) -> "Rebuilder":
+    """Does so by itself."""
+    from consumers.rebuilder import Rebuilder
+
+    return Rebuilder(core.epoch, rebuild(core))
+
+
 def retriers(core: Core) -> "list[Retrier]":
     """One for each retry topic."""
     from consumers.retrier import Retrier
@@ -333,7 +351,10 @@ def _trim(log: StreamsLog, settings: Settings) -> Callable[[], Awaitable[None]]:
     async def trim() -> None:
         for topic in await log.topics():
             is_lane = topic not in topics.FIXED
-            kept_s = settings.kafka.retention_s
-            await log.trim(topic, 0.0 if is_lane else kept_s, unread_s=None if is_lane else kept_s)
+            kept_s = topics.kept_s(topic, settings.kafka.retention_s)
+            if is_lane:
+                await log.trim(topic, 0.0)
+            elif isfinite(kept_s):
+                await log.trim(topic, kept_s, unread_s=kept_s)
 
     return trim

@@ -145,17 +145,24 @@ class ApiKeys:
             (ApiKey.from_bytes(cast(bytes, value)) for value in values), key=lambda key: (key.created, key.id)
         )
 
+    async def get(self, id: str) -> ApiKey | None:
+        """What is kept of a key."""
+        return await self._read(id)
+
+    async def restore(self, key: ApiKey) -> bool:
+        """Put back what was kept of a key, where nothing is or where it was revoked since. Whether that was so."""
+        there = await self._read(key.id)
+        if there is not None and not (key.revoked and not there.revoked):
+            return False
+        await self._write(key)
+        return True
+
     async def revoke(self, id: str) -> bool:
         """Whether there is such a key, which from now on opens nothing."""
         key = await self._read(id)
         if key is None:
             return False
-        revoked = ApiKey(key.sha256, key.tenant, key.name, key.created, revoked=True)
-        try:
-            await self._redis.hset(KEYS, id, revoked.to_bytes())
-            await self._announce(id)
-        except (RedisError, OSError) as error:
-            raise _unavailable(error) from error
+        await self._write(ApiKey(key.sha256, key.tenant, key.name, key.created, revoked=True))
         return True
 
     async def find(self, text: str) -> KeyHolder | None:
@@ -235,6 +242,13 @@ class ApiKeys:
         if there is None or there.sha256 != digest or there.tenant != tenant or there.revoked:
             raise KeyTakenError("this API key was revoked or is another tenant's; choose another one")
         return key.id
+
+    async def _write(self, key: ApiKey) -> None:
+        try:
+            await self._redis.hset(KEYS, key.id, key.to_bytes())
+            await self._announce(key.id)
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
 
     async def _announce(self, id: str) -> None:
         self._forget()

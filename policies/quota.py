@@ -240,6 +240,7 @@ class Quotas:
         self._reserve = Script.load("policies", FUNCTIONS, "quota_reserve")
         self._settle = Script.load("policies", FUNCTIONS, "quota_settle")
         self._renew = Script.load("policies", FUNCTIONS, "quota_renew")
+        self._restore = Script.load("policies", FUNCTIONS, "quota_restore")
 
     async def reserve(
         self, scope: Scope, rid: str, *, tokens: int, usd: Decimal | None, hold_s: float, ttl_s: float
@@ -250,7 +251,7 @@ class Quotas:
         """
         if not scope.parts:
             return Granted()
-        nano = "" if usd is None else _nanodollars(usd)
+        nano = "" if usd is None else nanodollars(usd)
         args: list[Value] = [rid, _milliseconds(ttl_s), _milliseconds(hold_s), nano, max(0, tokens)]
         args += scope.arguments
         answer = await self._scripts.run(self._reserve, _keys(scope, rid), args)
@@ -301,6 +302,10 @@ class Quotas:
         if any(counted):
             await self._scripts.run(self._renew, _keys(scope, rid), [rid, _milliseconds(hold_s), *counted])
 
+    async def restore(self, key: str, *, month: str, nanodollars: int, day: int, tokens: int) -> None:
+        """Rebuild: the part of that key has used so much in that month, and on that day since the epoch, at least."""
+        await self._scripts.run(self._restore, [key], [month, nanodollars, day, tokens], durable=True)
+
     @staticmethod
     def settle_arguments(scope: Scope, rid: str, *, tokens: int, usd: Decimal | None) -> tuple[list[str], list[Value]]:
         """The keys and arguments of `quota_settle`, for a script of the same slot that settles on its way.
@@ -312,7 +317,7 @@ class Quotas:
     @staticmethod
     def settle_anyway(slot: str, rid: str, *, tokens: int, usd: Decimal | None) -> tuple[list[str], list[Value]]:
         """The same, whatever the limits are there."""
-        return [_held(slot, rid)], [rid, 1, max(0, tokens), "" if usd is None else _nanodollars(usd)]
+        return [_held(slot, rid)], [rid, 1, max(0, tokens), "" if usd is None else nanodollars(usd)]
 
     async def _close(self, keys: list[str], args: list[Value]) -> None:
         if keys:
@@ -367,7 +372,7 @@ def _arguments(part: Part) -> tuple[Value, ...]:
     budget = part.usd_per_month
     return (
         "" if part.concurrency is None else part.concurrency,
-        "" if budget is None else _nanodollars(budget, ROUND_FLOOR),
+        "" if budget is None else nanodollars(budget, ROUND_FLOOR),
         "" if part.tokens_per_day is None else part.tokens_per_day,
         "1" if part.shadow else "",
         *_bucket(part.requests),
@@ -383,7 +388,7 @@ def _milliseconds(seconds: float) -> int:
     return max(1, ceil(seconds * 1000))
 
 
-def _nanodollars(usd: Decimal, rounding: str = ROUND_CEILING) -> int:
+def nanodollars(usd: Decimal, rounding: str = ROUND_CEILING) -> int:
     """Whole ones, so that sums are exact; a part of one counts as one."""
     return int(usd.scaleb(9).to_integral_value(rounding))
 

@@ -6,6 +6,7 @@ Keys of a tenant carry `{t:<tenant>}` and so share a slot. All moments come from
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from decimal import Decimal
 from typing import cast
 
@@ -222,6 +223,7 @@ class Board:
 
     def __init__(self, scripts: Scripts, *, tombstone_s: float = 4 * 86_400.0) -> None:
         self._scripts = scripts
+        self.tombstone_s = tombstone_s
         self._keep_ms = int(tombstone_s * 1000)
         self._accept = _script("accept")
         self._confirm = _script("confirm")
@@ -248,6 +250,7 @@ class Board:
         self._forget_objects = _script("forget_objects")
         self._bury = _script("bury")
         self._recount = _script("recount")
+        self._costs = _script("costs")
         self._revive = _script("revive")
         self._letters = Script.load("router", "board_letters")
         self._begin = Script.load("router", "board_epoch")
@@ -510,6 +513,11 @@ class Board:
         moments = [int(row["concluded"]), int(at * 1000), self._keep_ms]
         return bool(await self._run(self._recount, tenant, job_id, *arguments, *moments))
 
+    async def recount_day(self, tenant: str, day: date, rows: Mapping[str, int], *, kept_s: float) -> None:
+        """Rebuild: what a day's rollup holds at least; it is kept for so long."""
+        flat = [each for row in rows.items() for each in row]
+        await self._run(self._costs, tenant, "", day.isoformat(), max(1, int(kept_s * 1000)), *flat)
+
     async def revive(self, job: Job, letter: str) -> JobState | None:
         """Queue a failed job anew, until `job.expires_at`; the state that holds now, None for an unknown job."""
         answer = await self._run(self._revive, job.tenant, job.id, letter, int(job.expires_at * 1000), durable=True)
@@ -535,6 +543,10 @@ class Board:
     async def heartbeat(self) -> tuple[str | None, int]:
         """The epoch, and a number that only grows while this board lives."""
         return await self._heart()
+
+    async def end_epoch(self, name: str) -> None:
+        """Somebody saw that this board was set back: nobody runs anything on it any more, whenever they started."""
+        await self._scripts.run(self._begin, [EPOCH], [name, 4], durable=True)
 
     async def beat(self) -> None:
         """Let that number grow; the sweeper does, about once a second."""

@@ -8,7 +8,4 @@ if not count(job, c, at) then return 0 end
 local attempts = tonumber(redis.call('HGET', job, 'attempts') or 0)
 redis.call('HSET', job, 'attempts', whole(math.max(attempts, tonumber(ARGV[3]))))
 if is_new then redis.call('PEXPIRE', job, ARGV[12]) end
-if c.usd ~= '' then
-  redis.call('HINCRBY', P .. 'quota:usd', string.sub(day_of(at), 1, 7), whole(math.ceil(tonumber(c.usd) / 1000)))
-end
 return 1

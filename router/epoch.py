@@ -35,9 +35,12 @@ class Epoch:
     async def look(self) -> None:
         """Look now. Raises `BoardUnavailableError`, and then knows what it knew."""
         name, beat = await self._board.heartbeat()
-        if name is None:
+        if name is None and self.fault is None:
             self._set(f"the board has no epoch: Redis is new or was wiped; {FIX}")
+        elif name is None:
+            return
         elif name == self._name and beat < self._beat - SET_BACK:
+            await self._board.end_epoch(name)  # one that starts after this was not there to see it
             self._set(f"the board was set back by {self._beat - beat} s; {FIX}")
         elif name != self._name:
             self._name, self._beat = name, beat

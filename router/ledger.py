@@ -1,11 +1,12 @@
 """Charges and terminal events as JSON: on the board, in the outbox and on their topics. Money is decimal text."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
-from policies.pricing import UNITS, Basis, ChargeLine, Meter, total
+from policies.pricing import UNITS, Basis, ChargeLine, Meter, Usage, total
 from router import compact
 from router.job import Job, JobState
 from router.log import Record
@@ -25,6 +26,7 @@ def attempt_text(
             "deployment": job.route.deployment,
             "lane": job.route.lane,
             "microbatch": microbatch or None,
+            "key": job.limited_key or None,
             "concluded": concluded,
             "tokens": tokens,
             "usd": None if usd is None else plain(usd),
@@ -62,12 +64,19 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Charged:
-    """What an attempt's record on the ledger says, without its lines. `at` is on the board's clock."""
+    """What an attempt's record on the ledger says. `at` is on the board's clock; `usd` is None without a price."""
 
     tenant: str
     job_id: str
     number: int
     at: float
+    deployment: str
+    lane: str
+    key: str
+    concluded: bool
+    tokens: int
+    usd: Decimal | None
+    usage: Usage
 
 
 def event_of(record: Record) -> Ended | None:
@@ -86,9 +95,26 @@ def attempt_of(record: Record) -> Charged | None:
         row = json.loads(record.value)
         if row["type"] != "attempt":
             return None
-        return Charged(row["tenant"], row["job"], row["attempt"], int(record.headers["at-ms"]) / 1000)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return Charged(
+            tenant=row["tenant"],
+            job_id=row["job"],
+            number=int(row["attempt"]),
+            at=int(record.headers["at-ms"]) / 1000,
+            deployment=row["deployment"],
+            lane=row["lane"],
+            key=row.get("key") or "",
+            concluded=bool(row["concluded"]),
+            tokens=int(row["tokens"]),
+            usd=_decimal(row["usd"]),
+            usage=used(row["lines"]),
+        )
+    except (ArithmeticError, AttributeError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def used(lines: Sequence[Mapping[str, Any]]) -> Usage:
+    """What the lines of an attempt, as they are in its JSON, add up to."""
+    return Usage(**{Meter(line["meter"]): line["quantity"] for line in lines})
 
 
 def event_text(

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import isinf
 from typing import Any, TypeVar
 
 import structlog
@@ -30,6 +31,7 @@ from aiokafka.structs import ConsumerRecord
 from policies.ending import ended
 from router.log import RECORD_LIMIT, Delivery, LogUnavailableError, Record, TopicMissingError
 from router.offsets import Offsets
+from router.topics import kept_s
 
 HOLD_S = 15.0  # longer than it takes to fence a broker that died (9 s, then 5 s to move its partitions)
 SESSION_S = 45.0
@@ -350,6 +352,7 @@ class KafkaLog:
             await asyncio.sleep(0.1)
 
     def _new(self, topic: str) -> Any:
+        keeps_s = kept_s(topic, self._retention_s)
         return NewTopic(
             self._prefix + topic,
             num_partitions=self._new_partitions,
@@ -357,7 +360,7 @@ class KafkaLog:
             topic_configs={
                 "min.insync.replicas": str(max(1, self._replication - 1)),
                 "unclean.leader.election.enable": "false",
-                "retention.ms": str(int(self._retention_s * 1000)),
+                "retention.ms": "-1" if isinf(keeps_s) else str(int(keeps_s * 1000)),
                 "max.message.bytes": "1048588",
             },
         )

@@ -5,12 +5,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
 
 from policies.deployments import Deployment
-from policies.pricing import Meter, Usage
 from policies.quota import Quotas, Scopes, deployment_slot, tenant_slot
-from router import compact, topics
+from router import compact, ledger, topics
 from router.board import Board, OutboxEntry
 from router.log import Log, Record
 from router.webhooks import Webhooks, of_job
@@ -61,7 +59,7 @@ class Outbox:
         usd = None if attempt["usd"] is None else Decimal(attempt["usd"])
         rid = reservation_id(attempt["job"], attempt["attempt"])
         scope = self._scopes.of_deployment(attempt["deployment"])
-        await self.quotas.settle(scope, rid, tokens=scope.counted(_used(attempt["lines"])), usd=usd)
+        await self.quotas.settle(scope, rid, tokens=scope.counted(ledger.used(attempt["lines"])), usd=usd)
 
     async def _publish_event(self, entry: OutboxEntry, headers: Mapping[str, str]) -> None:
         event = json.loads(entry.text)
@@ -77,11 +75,6 @@ class Outbox:
         """What the door may have reserved for a job that was never called."""
         for slot in (tenant_slot(tenant), deployment_slot(deployment)):
             await self.quotas.release(slot, reservation_id(job_id, 1))
-
-
-def _used(lines: Sequence[Mapping[str, Any]]) -> Usage:
-    """What the lines of an attempt add up to."""
-    return Usage(**{Meter(line["meter"]): line["quantity"] for line in lines})
 
 
 def reservation_id(job_id: str, attempt: int) -> str:

@@ -1,13 +1,23 @@
-"""Makes a lost board anew from the log: what is over, what it cost, which budgets it used."""
+"""Makes a lost board anew from the log: what is over, what it cost, which budgets it used, which API keys there are."""
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
 
 from ulid import ULID
 
+from policies.pricing import picodollars
+from policies.quota import Quotas, Scopes
+from policies.used import Used
 from router import ledger, topics
 from router.board import Board
+from router.costs import DAYS_KEPT
+from router.keyring import Keyring
+from router.ledger import Charged
 from router.log import Log
+
+REMEMBERED = 200_000  # attempts, by which one that is on the ledger twice is known; repeats come soon after
 
 
 @dataclass(slots=True)
@@ -18,35 +28,113 @@ class Rebuilt:
     attempts: int = 0
     buried: int = 0
     recounted: int = 0
+    keys: int = 0
 
 
-async def rebuild(log: Log, board: Board, *, progress: Callable[[Rebuilt], None] = lambda _: None) -> Rebuilt:
-    """Read `jobs.events` and `ledger.charges` from their start, then begin a new epoch. Safe to repeat and to race.
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """May be run twice, by two at once, and on a board that is whole."""
 
-    Queued jobs need nothing: their records are on the log, and are run as usual afterwards.
+    log: Log
+    board: Board
+    quotas: Quotas
+    scopes: Scopes
+    keyring: Keyring
+
+    async def __call__(self, *, progress: Callable[[Rebuilt], None] = lambda _: None) -> Rebuilt:
+        """Read `keys.changes`, `jobs.events` and `ledger.charges` from their start, then begin a new epoch.
+
+        Queued jobs need nothing: their records are on the log, and are run as usual afterwards.
+        """
+        done = Rebuilt(keys=await self.keyring.restore())
+        async for delivery in self.log.read(topics.EVENTS):
+            event = ledger.event_of(delivery.record)
+            if event is not None:
+                done.events += 1
+                done.buried += await self.board.bury(event.tenant, event.job_id, event.state)
+                progress(done)
+        sums = _Sums(await self.board.now(), self.board.tombstone_s)
+        async for delivery in self.log.read(topics.CHARGES):
+            attempt = ledger.attempt_of(delivery.record)
+            if attempt is not None:
+                done.attempts += 1
+                done.recounted += await self._count(attempt, delivery.record.value.decode(), sums)
+                progress(done)
+        await self._write(sums)
+        await self.board.begin_epoch(str(ULID()), only_first=False)
+        return done
+
+    async def _count(self, attempt: Charged, text: str, sums: "_Sums") -> bool:
+        if sums.is_repeat(attempt):
+            return False
+        of_tenant = self.scopes.of_tenant(attempt.tenant, deployment=attempt.deployment, key=attempt.key)
+        for scope in (of_tenant, self.scopes.of_deployment(attempt.deployment)):
+            sums.used.add(scope, attempt.at, attempt.usage, attempt.usd)
+        if sums.is_forgotten(attempt):
+            return False
+        return await self.board.recount(attempt.tenant, attempt.job_id, text, at=attempt.at)
+
+    async def _write(self, sums: "_Sums") -> None:
+        used = sums.used
+        for part in used.parts():
+            await self.quotas.restore(
+                part.key, month=used.month, nanodollars=part.nanodollars, day=used.day, tokens=part.tokens
+            )
+        for (tenant, day), rows in sums.days.items():
+            left = timedelta(days=DAYS_KEPT) - (_day(used.now) - day)
+            if left > timedelta(0):
+                await self.board.recount_day(tenant, day, rows, kept_s=left.total_seconds())
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What is added up before it is written: budgets, and the rollups of days of which the board forgets the jobs.
+
+    A day of which it may still know jobs is counted job by job: they say what was counted already.
     """
-    done = Rebuilt()
-    async for delivery in log.read(topics.EVENTS):
-        event = ledger.event_of(delivery.record)
-        if event is not None:
-            done.events += 1
-            done.buried += await board.bury(event.tenant, event.job_id, event.state)
-            progress(done)
-    async for delivery in log.read(topics.CHARGES):
-        attempt = ledger.attempt_of(delivery.record)
-        if attempt is not None:
-            done.attempts += 1
-            text = delivery.record.value.decode()
-            done.recounted += await board.recount(attempt.tenant, attempt.job_id, text, at=attempt.at)
-            progress(done)
-    await board.begin_epoch(str(ULID()), only_first=False)
-    return done
+
+    now: float
+    tombstone_s: float
+    used: Used = field(init=False)
+    days: dict[tuple[str, date], dict[str, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
+    _seen: OrderedDict[tuple[str, int], None] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self.used = Used(self.now)
+
+    def is_repeat(self, attempt: Charged) -> bool:
+        """Whether it was read before."""
+        name = attempt.job_id, attempt.number
+        if name in self._seen:
+            return True
+        self._seen[name] = None
+        if len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+        return False
+
+    def is_forgotten(self, attempt: Charged) -> bool:
+        """Whether it was on a day whose jobs are forgotten: then it is added here."""
+        day = _day(attempt.at)
+        if day > _day(self.now - self.tombstone_s):
+            return False
+        rows, row = self.days[attempt.tenant, day], f"{attempt.deployment}|{attempt.lane}|"
+        rows[f"{row}attempts"] += 1
+        rows[f"{row}tokens"] += attempt.tokens
+        rows[f"{row}jobs"] += attempt.concluded
+        if attempt.usd is None:
+            rows[f"{row}unpriced"] += 1
+        else:
+            rows[f"{row}usd"] += int(picodollars(attempt.usd))
+        return True
 
 
 async def begin(log: Log, board: Board) -> None:
     """Begin the first epoch of a board that is new together with its log; a lost board is left as it is."""
-    async for _ in log.read(topics.EVENTS):
-        return
-    async for _ in log.read(topics.CHARGES):
-        return
+    for topic in (topics.EVENTS, topics.CHARGES):
+        async for _ in log.read(topic):
+            return
     await board.begin_epoch(str(ULID()), only_first=True)
+
+
+def _day(moment: float) -> date:
+    return datetime.fromtimestamp(moment, UTC).date()

@@ -4,6 +4,7 @@ Names are without the operator's prefix.
 """
 
 from collections.abc import Iterable, Mapping
+from math import inf
 from types import MappingProxyType
 
 from policies.deployments import Deployment
@@ -13,13 +14,23 @@ INBOX = "jobs.inbox"
 DEAD = "jobs.dead"
 EVENTS = "jobs.events"
 CHARGES = "ledger.charges"
+KEYS = "keys.changes"
 
 # Seconds that a record waits on each.
 RETRIES: Mapping[str, float] = MappingProxyType(
     {"jobs.retry.30s": 30.0, "jobs.retry.2m": 120.0, "jobs.retry.10m": 600.0}
 )
 
-FIXED = (INBOX, *RETRIES, DEAD, EVENTS, CHARGES)
+FIXED = (INBOX, *RETRIES, DEAD, EVENTS, CHARGES, KEYS)
+
+# Seconds that these are kept at least, whatever the others' retention is: a month's dollars are counted anew from
+# the ledger, and an API key has no end.
+KEPT_LONGER: Mapping[str, float] = MappingProxyType({CHARGES: 40 * 86_400.0, KEYS: inf})
+
+
+def kept_s(topic: str, others_s: float) -> float:
+    """How long records stay on a topic; `inf` is for ever."""
+    return max(others_s, KEPT_LONGER.get(topic, 0.0))
 
 
 def retry_topic(seconds: float) -> str:

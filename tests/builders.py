@@ -27,8 +27,9 @@ from consumers.meters import WorkerMeters
 from consumers.tally import Tally
 from consumers.worker import Bounds, Worker
 from policies.deployments import Deployment, Modality, Tier
+from policies.keys import ApiKeys
 from policies.pricing import ChargeLine, Meter, Price, Usage, charge
-from policies.quota import Quotas
+from policies.quota import Quotas, Scopes
 from policies.retries import RetryRule
 from policies.scripts import BoardUnavailableError, Scripts
 from policies.tenants import Tenant
@@ -37,9 +38,11 @@ from router.board import Accepted, Attempted, Board, Conclusion, JobView
 from router.costs import Spent, spent
 from router.epoch import Epoch
 from router.job import Estimate, Job, JobClass, JobState, Route
+from router.keyring import Keyring
 from router.log_streams import StreamsLog
 from router.outbox import Outbox
 from router.payloads import Payloads
+from router.rebuild import Rebuild
 from router.wakeups import Wakeups
 from router.webhooks import Webhooks
 
@@ -199,6 +202,17 @@ class Bench:
     def webhooks(self) -> Webhooks:
         """What is owed to the bench's tenants."""
         return Webhooks(self.scripts, self.tenants)
+
+    @property
+    def keyring(self) -> Keyring:
+        """API keys that are on the bench's log as well."""
+        return Keyring(ApiKeys(self.redis), self.log)
+
+    @property
+    def rebuild(self) -> Rebuild:
+        """Makes the board anew."""
+        scopes = Scopes(self.tenants, self.deployments)
+        return Rebuild(self.log, self.board, self.quotas, scopes, self.keyring)
 
     def attempt(self, backend: Backend | None = None, **fields: Any) -> Attempt:
         """What a worker process runs deliveries with; each has a channel of its own."""

@@ -33,7 +33,9 @@ class Models:
 
     async def _names(self, request: Request) -> list[str]:
         services = self._services
-        holder = await authenticate(services.keys, services.tenants, request.headers.get("authorization"))
+        holder = await authenticate(
+            services.keys, services.tenants, services.epoch, request.headers.get("authorization")
+        )
         tenant = services.tenants[holder.tenant]
         own = [name for name in services.deployments if tenant.deployments is None or name in tenant.deployments]
         return [*AUTO, *own, *(alias for alias in tenant.aliases if alias not in own)]

@@ -5,20 +5,26 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
 
+from consumers.rebuilder import Rebuilder
+from gateway.auth import authenticate
 from policies.deployments import Limits
-from policies.quota import Exhausted, tenant_scope
+from policies.keys import ApiKeys, KeyHolder
+from policies.quota import Exhausted, deployment_scope, tenant_scope
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
-from router.board import Finished
+from router import topics
+from router.board import Finished, Run
+from router.costs import spent
 from router.epoch import Epoch
 from router.job import Job, JobState
-from router.rebuild import begin, rebuild
-from tests.builders import Bench, a_bench, until
+from router.log import Record
+from router.rebuild import begin
+from tests.builders import Bench, a_bench, a_charge, a_deployment, a_job, date_of, entries, until
 
 ANN = "worker:ann|jobs|1-0|1"
 
@@ -26,6 +32,17 @@ ANN = "worker:ann|jobs|1-0|1"
 @pytest.fixture
 async def bench(redis: "Redis", tmp_path: Path) -> AsyncIterator[Bench]:
     async with a_bench(redis, tmp_path, tenants=[Tenant("acme", Limits(usd_per_month=Decimal("0.0001")))]) as bench:
+        yield bench
+
+
+LIMITS = Limits(usd_per_month=Decimal(9), tokens_per_day=1_000_000)
+
+
+@pytest.fixture
+async def limited(redis: "Redis", tmp_path: Path) -> AsyncIterator[Bench]:
+    """Everything that can have a budget has one."""
+    tenant = Tenant("acme", LIMITS, key_limits={"ci": LIMITS}, model_limits={"small": LIMITS})
+    async with a_bench(redis, tmp_path, deployments=[a_deployment(limits=LIMITS)], tenants=[tenant]) as bench:
         yield bench
 
 
@@ -46,8 +63,8 @@ async def wipe(bench: Bench) -> None:
     await bench.redis.delete(*names)
 
 
-async def some_finished(bench: Bench, count: int = 5) -> list[Job]:
-    jobs = [await bench.queued(f"hello number {number}") for number in range(count)]
+async def some_finished(bench: Bench, count: int = 5, **fields: Any) -> list[Job]:
+    jobs = [await bench.queued(f"hello number {number}", **fields) for number in range(count)]
     async with working(bench):
         await bench.ended(*jobs)
     return jobs
@@ -64,7 +81,7 @@ async def test_a_wiped_board_runs_nothing_until_it_is_rebuilt_and_then_repeats_n
     async with working(bench):
         await until(lambda: _refuses(bench, queued[0]))
         attempts_before = len(await bench.charges())
-        done = await rebuild(bench.log, bench.board)
+        done = await bench.rebuild()
         await until(lambda: _events(bench, len(finished) + len(queued)))
 
     assert (done.buried, done.recounted) == (len(finished), attempts_before)
@@ -87,7 +104,7 @@ async def _events(bench: Bench, count: int) -> bool:
 async def test_rebuilt_tombstones_are_met_by_records_that_come_again(bench: Bench) -> None:
     [job] = await some_finished(bench, 1)
     await wipe(bench)
-    await rebuild(bench.log, bench.board)
+    await bench.rebuild()
 
     assert await bench.board.claim(job, ANN, lease_s=20) == Finished(JobState.COMPLETED)
 
@@ -100,7 +117,7 @@ async def test_a_budget_is_as_used_after_the_rebuild_as_before(bench: Bench) -> 
     await wipe(bench)
     unknown = await bench.quotas.reserve(scope, "unknown:1", **ask)
     await wipe(bench)
-    await rebuild(bench.log, bench.board)
+    await bench.rebuild()
 
     after = await bench.quotas.reserve(scope, "after:1", **ask)
 
@@ -108,12 +125,116 @@ async def test_a_budget_is_as_used_after_the_rebuild_as_before(bench: Bench) -> 
     assert not isinstance(unknown, Exhausted), "without the rebuild the budget would be spent twice"
 
 
+async def budgets(bench: Bench) -> dict[str, Any]:
+    """What every part has used, of its month and of its day."""
+    [deployment] = bench.deployments.values()
+    parts = tenant_scope(bench.tenants["acme"], deployment="small", key="ci").parts + deployment_scope(deployment).parts
+    names = [f"{part.key}:{what}" for part in parts for what in ("usd", "day")]
+    return {name: cast("dict[bytes, bytes]", await bench.redis.hgetall(name)) for name in names}
+
+
+async def test_tenants_keys_models_and_deployments_have_used_what_the_ledger_says(limited: Bench) -> None:
+    await some_finished(limited, limited_key="ci")
+    before = await budgets(limited)
+    await wipe(limited)
+    lost = await budgets(limited)
+    await limited.rebuild()
+    await limited.rebuild()
+
+    assert await budgets(limited) == before
+    assert len(before) == 8 and all(before.values()) and not any(lost.values())
+
+
+async def test_what_running_calls_have_reserved_stays_reserved_when_a_whole_board_is_rebuilt(limited: Bench) -> None:
+    await some_finished(limited, 1, limited_key="ci")
+    scope = tenant_scope(limited.tenants["acme"], deployment="small", key="ci")
+    await limited.quotas.reserve(scope, "runs:1", tokens=500, usd=Decimal(1), hold_s=60, ttl_s=60)
+    before = await budgets(limited)
+    await limited.rebuild()
+
+    assert await budgets(limited) == before
+
+
+async def test_days_whose_jobs_are_forgotten_are_counted_once_however_often_it_runs(bench: Bench) -> None:
+    [job] = await some_finished(bench, 1)
+    [today] = await bench.costs()
+    at = await bench.board.now() - 20 * 86_400
+    old = a_job()
+    record = Record(
+        a_charge(old).text(old, concluded=True).encode(), {"id": f"{old.id}:1", "at-ms": f"{at * 1000:.0f}"}
+    )
+    for _ in range(2):  # one may be on the ledger twice
+        await bench.log.append(topics.CHARGES, record)
+    await wipe(bench)
+    await bench.rebuild()
+    await bench.rebuild()
+
+    [row] = await spent(bench.redis, ["acme"], by="tenant", days=[date_of(at)])
+    assert (row.jobs, row.attempts) == (1, 1)
+    assert await bench.costs() == [today]
+    assert await bench.redis.exists(f"{{t:acme}}:job:{job.id}") == 1
+    assert await bench.redis.exists(f"{{t:acme}}:job:{old.id}") == 0
+
+
+async def test_api_keys_come_back_and_a_revoked_one_stays_revoked(bench: Bench) -> None:
+    kept, revoked = await bench.keyring.create("acme", "kept"), await bench.keyring.create("acme", "revoked")
+    await bench.keyring.revoke(revoked.id)
+    await wipe(bench)
+    lost = await ApiKeys(bench.redis).find(kept.text)
+    done = await bench.rebuild()
+    again = await bench.rebuild()
+
+    keys = ApiKeys(bench.redis)
+    assert lost is None
+    assert await keys.find(kept.text) == KeyHolder("acme", kept.id, "kept")
+    assert await keys.find(revoked.text) is None
+    assert (done.keys, again.keys) == (2, 0)
+    for entry in await entries(bench.redis, topics.KEYS):
+        assert kept.text.encode() not in b" ".join(entry.values())
+
+
+async def test_a_key_that_nobody_knows_is_no_wrong_key_while_the_board_is_lost(bench: Bench) -> None:
+    made, epoch = await bench.keyring.create("acme", "kept"), Epoch(bench.board)
+    await wipe(bench)
+    await epoch.look()
+
+    with pytest.raises(BoardUnavailableError):
+        await authenticate(ApiKeys(bench.redis), bench.tenants, epoch, f"Bearer {made.text}")
+
+
+async def test_a_lost_board_is_rebuilt_without_being_asked_where_that_is_allowed(bench: Bench) -> None:
+    finished = await some_finished(bench)
+    queued = [await bench.queued(f"not yet {number}") for number in range(3)]
+    await wipe(bench)
+    stop = asyncio.Event()
+
+    async with working(bench), asyncio.TaskGroup() as tasks:
+        tasks.create_task(Rebuilder(Epoch(bench.board), bench.rebuild).run(stop))
+        await until(lambda: _events(bench, len(finished) + len(queued)))
+        stop.set()
+
+    assert sorted(row["job"] for row in await bench.charges()) == sorted(job.id for job in [*finished, *queued])
+
+
+async def test_the_next_attempt_after_a_wipe_has_a_number_of_its_own(bench: Bench) -> None:
+    """One whose call was under way when everything went is charged as late, and then runs again."""
+    job = await bench.queued()
+    await bench.board.claim(job, ANN, lease_s=20)
+    await bench.board.start(job, ANN, most_deliveries=3, microbatch="mb_1")
+    await wipe(bench)
+    await bench.board.close_attempt(job, a_charge(job, 1, outcome="late"))
+    await bench.rebuild()
+
+    claim = await bench.board.claim(job, ANN, lease_s=20)
+    assert isinstance(claim, Run) and claim.attempts == 1
+
+
 async def test_a_rebuild_may_run_twice_and_on_a_board_that_is_whole(bench: Bench) -> None:
     await some_finished(bench)
     before = await bench.costs()
 
-    first = await rebuild(bench.log, bench.board)
-    second = await rebuild(bench.log, bench.board)
+    first = await bench.rebuild()
+    second = await bench.rebuild()
 
     assert (first.buried, first.recounted) == (second.buried, second.recounted) == (0, 0)
     assert await bench.costs() == before
@@ -146,15 +267,18 @@ async def test_a_lost_board_is_not_ready_and_says_what_to_do(bench: Bench) -> No
 
 
 async def test_a_board_that_was_set_back_is_noticed_until_it_is_rebuilt(bench: Bench) -> None:
-    epoch = Epoch(bench.board)
+    epoch, newcomer = Epoch(bench.board), Epoch(bench.board)
     for _ in range(10):
         await bench.board.beat()
     await epoch.look()
     await bench.redis.hset("board:epoch", "beat", "2")
     await epoch.look()
-    set_back = epoch.fault
-    await rebuild(bench.log, bench.board)
+    await epoch.look()
+    await newcomer.look()
+    set_back, for_newcomer = epoch.fault, newcomer.fault
+    await bench.rebuild()
     await epoch.look()
 
     assert set_back is not None and "set back" in set_back
+    assert for_newcomer is not None, "one that starts later was not there to see the older beat"
     assert epoch.fault is None

@@ -106,12 +106,25 @@ def test_nothing_of_the_content_is_told() -> None:
 
 
 def test_events_and_attempts_are_read_back() -> None:
-    job = a_job()
+    job = a_job(limited_key="ci")
     event = Record(ledger.event_text(job, JobState.EXPIRED, usd=None).encode())
-    row = Record(a_charge(job, 3).text(job, concluded=False).encode(), {"at-ms": "1800000000250"})
+    charged = a_charge(job, 3)
+    row = Record(charged.text(job, concluded=False).encode(), {"at-ms": "1800000000250"})
 
     assert ledger.event_of(event) == Ended("acme", job.id, JobState.EXPIRED)
-    assert ledger.attempt_of(row) == Charged("acme", job.id, 3, 1_800_000_000.25)
+    assert ledger.attempt_of(row) == Charged(
+        tenant="acme",
+        job_id=job.id,
+        number=3,
+        at=1_800_000_000.25,
+        deployment=job.route.deployment,
+        lane=job.route.lane,
+        key="ci",
+        concluded=False,
+        tokens=10,
+        usd=total(charged.lines),
+        usage=Usage(input=7, output=3),
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
 """The topics are those of the lanes that the deployments make, and the fixed ones."""
 
+from math import inf
+
 from policies.deployments import Deployment, Modality, Tier
 from router import topics
 from router.job import Estimate, Job, JobClass, Route
+
+DAY_S = 86_400.0
 
 
 def a_deployment(name: str, backend: str = "gpu", tier: Tier = Tier.LIGHT, *more: Modality) -> Deployment:
@@ -34,7 +38,15 @@ def test_the_fixed_topics_are_always_there() -> None:
         "jobs.dead",
         "jobs.events",
         "ledger.charges",
+        "keys.changes",
     }
+
+
+def test_the_ledger_outlives_a_month_and_keys_outlive_everything() -> None:
+    assert topics.kept_s("ledger.charges", 3 * DAY_S) == 40 * DAY_S
+    assert topics.kept_s("ledger.charges", 90 * DAY_S) == 90 * DAY_S
+    assert topics.kept_s("keys.changes", 3 * DAY_S) == inf
+    assert topics.kept_s("jobs.events", 3 * DAY_S) == 3 * DAY_S
 
 
 def test_deployments_that_share_a_lane_share_its_topics() -> None:

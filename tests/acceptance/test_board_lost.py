@@ -1,0 +1,157 @@
+"""A board that is wiped or set back to an older copy, under load on a real Kafka: it is made anew by itself."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from bench.fleet import fleet
+from bench.provider_double import Running, provider
+from bench.servers import TENANT, Stage, stage
+from router import topics
+from tests.acceptance.clients import Clients
+from tests.builders import until
+from tests.servers import unavailable
+from tools.kafka.broker import HOST, free_ports, missing
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(200)]
+
+LEASE_S = 3
+SETTLE_S = 60.0
+LIMITS = {"usd_per_month": "1000", "tokens_per_day": 10_000_000}
+
+Copy = Mapping[bytes, tuple[int, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Everything that runs."""
+
+    place: Stage
+    upstream: Running
+    clients: Clients
+
+    async def ended(self) -> list[str]:
+        """The jobs that are completed, as often as the log says so (repeats of a record dropped)."""
+        events = {row["id"]: row for row in await self._rows(topics.EVENTS)}
+        assert {row["type"] for row in events.values()} <= {"job.completed"}
+        return [row["data"]["id"].removeprefix("job_") for row in events.values()]
+
+    async def attempts(self) -> dict[str, Any]:
+        """All attempts that are on the ledger, by the name that upstream knows them by."""
+        rows = [row for row in await self._rows(topics.CHARGES) if row["type"] == "attempt"]
+        return {f"{row['job']}.{row['attempt']}": row for row in rows}
+
+    async def everything_has_ended(self) -> bool:
+        """All that was accepted."""
+        return set(self.clients.accepted.values()) <= set(await self.ended())
+
+    async def copy(self) -> Copy:
+        """All of Redis, as a replica or a backup would have it now."""
+        redis = self.place.core.redis
+        names = [name async for name in redis.scan_iter(count=1000)]
+        values = [(name, await redis.pttl(name), await redis.dump(name)) for name in names]
+        return {name: (max(0, ttl), value) for name, ttl, value in values if value is not None}
+
+    async def set_back(self, copy: Copy) -> None:
+        """The old copy takes over."""
+        async with self.place.core.redis.pipeline(transaction=True) as pipeline:
+            pipeline.flushall()
+            for name, (ttl, value) in copy.items():
+                pipeline.restore(name, ttl, value)
+            await pipeline.execute()
+
+    async def calls(self) -> dict[str, int]:
+        """How often upstream was called for each job that has ended."""
+        ended = await self.ended()
+        seen = await asyncio.to_thread(self.upstream.record)
+        calls = Counter(call.request.rpartition(".")[0] for call in seen)
+        return {job: calls[job] for job in ended}
+
+    async def assert_nothing_is_lost_or_repeated(self, before: Mapping[str, int]) -> None:
+        """`before`: the calls of jobs that had ended before the board was lost."""
+        await until(self.everything_has_ended, within=SETTLE_S)
+        ended, calls = Counter(await self.ended()), await self.calls()
+        assert {job: ended[job] for job in self.clients.accepted.values() if ended[job] != 1} == {}
+        assert {job: calls[job] for job in before if calls[job] != before[job]} == {}
+        assert {each.status for each in self.clients.refusals} <= {503}
+
+        attempts = await self.attempts()
+        completed = Counter(row["job"] for row in attempts.values() if row["concluded"])
+        assert {job: completed[job] for job in self.clients.accepted.values() if completed[job] != 1} == {}
+        assert await self._budgets_agree(attempts)
+
+    async def _budgets_agree(self, attempts: Mapping[str, Any]) -> bool:
+        """Redis' counters say what the ledger says, once the last calls are settled."""
+        tokens = sum(row["tokens"] for row in attempts.values())
+
+        async def agree() -> bool:
+            counted = await self.place.core.redis.hvals(f"{{t:{TENANT}}}:quota:day")
+            of_key = await self.place.core.redis.hvals(f"{{t:{TENANT}}}:quota:key:ci:day")
+            of_deployment = await self.place.core.redis.hvals("{b:light}:quota:day")
+            return [int(each[0]) for each in (counted, of_key, of_deployment) if each] == [tokens] * 3
+
+        await until(agree, within=10)
+        return True
+
+    async def _rows(self, topic: str) -> list[dict[str, Any]]:
+        return [json.loads(delivery.record.value) async for delivery in self.place.core.log.read(topic)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site() -> AsyncIterator[Site]:
+    """A broker, a Valkey, a gateway, two workers and a sweeper that may rebuild."""
+    if why := missing():
+        unavailable(f"the log of these tests is a Kafka of their own: {why}")
+    [port] = free_ports(1)
+    with provider() as upstream:
+        async with stage(log="kafka", changed=_settings(upstream)) as place, fleet(place) as ours:
+            members = [await ours.http(port), await ours.worker("gpu"), await ours.worker("gpu"), await ours.sweeper()]
+            await asyncio.gather(*(member.ready() for member in members))
+            key = await place.core.keyring.create(TENANT, "ci")
+            yield Site(place, upstream, Clients(f"http://{HOST}:{port}", key.text))
+
+
+def _settings(upstream: Running) -> dict[str, object]:
+    deployment = {"backend": "gpu", "url": f"{upstream.url}/v1", "model": "any", "tier": "light"}
+    price = {"input": "0.123457", "output": "0.654321"}
+    return {
+        "kafka": {"partitions": 4},
+        "board": {"rebuild": "auto"},
+        "deployments": {"light": {**deployment, "limits": {**LIMITS, "concurrency": 4}, "price": price}},
+        "tenants": {TENANT: {"limits": LIMITS, "key_limits": {"ci": LIMITS}, "max_unfinished": 100_000}},
+        "worker": {"health_port": 0, "lease_s": LEASE_S},
+    }
+
+
+async def test_a_wiped_board_is_made_anew_by_itself_and_no_job_is_lost_or_repeated(site: Site) -> None:
+    async with site.clients.sending():
+        await until(lambda: _some_have_ended(site, 20))
+        over = await site.calls()
+        await site.place.core.redis.flushall()
+        await asyncio.sleep(4)
+
+    await site.assert_nothing_is_lost_or_repeated(over)
+
+
+async def test_a_board_that_is_set_back_is_made_anew_by_itself_and_no_job_is_lost_or_repeated(site: Site) -> None:
+    before = len(await site.ended())
+    async with site.clients.sending():
+        await until(lambda: _some_have_ended(site, before + 10))
+        copy = await site.copy()
+        await asyncio.sleep(6)
+        over = await site.calls()
+        await site.set_back(copy)
+        await asyncio.sleep(4)
+
+    assert len(over) > before + 20
+    await site.assert_nothing_is_lost_or_repeated(over)
+
+
+async def _some_have_ended(site: Site, count: int) -> bool:
+    return len(await site.ended()) >= count
