@@ -144,10 +144,9 @@ class Desk:
                 channel=channel,
             )
             if isinstance(answer, Accepted):
-                if conversation is not None:
-                    await self._conversations.keep(job, conversation, ttl_s=deadline_s + job.result_ttl_s)
                 job = replace(job, created_at=answer.created_at, expires_at=answer.expires_at, queue=answer.queue)
-                return Acceptance(await self._enqueue(job, headers), rooms=granted.rooms, shadows=granted.shadows)
+                queued = await self._enqueue(job, conversation, headers)
+                return Acceptance(queued, rooms=granted.rooms, shadows=granted.shadows)
         except BaseException:
             if scopes:
                 await self._give_back(job, scopes)
@@ -156,7 +155,7 @@ class Desk:
             await self._give_back(job, scopes)
         if job.payload is not None:
             await self.payloads.remove(job.payload.path)
-        return await self._refused(answer, job, channel)
+        return await self._refused(answer, job, conversation, channel)
 
     @property
     def _conversations(self) -> Conversations:
@@ -221,8 +220,11 @@ class Desk:
             *(self.quotas.refund(scope, reservation_id(job.id, 1)) for scope in scopes), return_exceptions=True
         )
 
-    async def _enqueue(self, job: Job, headers: Mapping[str, str] | None = None) -> JobView:
+    async def _enqueue(self, job: Job, conversation: str | None, headers: Mapping[str, str] | None = None) -> JobView:
         """Put it on the log. One that the log does not confirm is fenced off, unless a worker already has it."""
+        if conversation is not None:  # before a worker may ask for it
+            kept_s = job.expires_at - job.created_at + job.result_ttl_s
+            await self._conversations.keep(job, conversation, ttl_s=kept_s)
         try:
             await self.log.append(job.topic, envelope.to_record(job, headers))
             state = await self.board.confirm(job.tenant, job.id)
@@ -234,16 +236,18 @@ class Desk:
             raise LogUnavailableError("the log confirmed so late that the job had been given up")
         return JobView.of(job, state)
 
-    async def _refused(self, answer: Same | KeyReused | QueueFull, again: Job, channel: str) -> Acceptance:
+    async def _refused(
+        self, answer: Same | KeyReused | QueueFull, again: Job, conversation: str | None, channel: str
+    ) -> Acceptance:
         match answer:
             case Same(known):
-                return Acceptance(await self._confirmed(known, again, channel), existing=True)
+                return Acceptance(await self._confirmed(known, again, conversation, channel), existing=True)
             case KeyReused():
                 raise IdempotencyKeyReusedError
             case QueueFull():
                 raise QueueFullError
 
-    async def _confirmed(self, job_id: str, again: Job, channel: str) -> JobView:
+    async def _confirmed(self, job_id: str, again: Job, conversation: str | None, channel: str) -> JobView:
         """The job of an earlier request with the same body, once the log has it.
 
         That request may still be under way. Its gateway may have died as well: then the job goes on the log from
@@ -256,7 +260,7 @@ class Desk:
             await asyncio.sleep(LOOK_S)
             view = await self._known(job_id, again, channel)
         if view.state is JobState.ACCEPTING:
-            await self._enqueue(replace(view.job, body=again.body))
+            await self._enqueue(replace(view.job, body=again.body), conversation)
         return await self._known(job_id, again, channel)
 
     async def _known(self, job_id: str, again: Job, channel: str) -> JobView:

@@ -39,7 +39,8 @@ ECHOED: Mapping[str, object] = MappingProxyType(
 
 # Chat has no such field, or has it under another name.
 _NOT_CHAT = frozenset(
-    {"background", "include", "input", "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"}
+    {"background", "include", "input", "instructions", "max_output_tokens", "max_tool_calls", "parallel_tool_calls"}
+    | {"previous_response_id"}
     | {"reasoning", "store", "text", "tool_choice", "tools", "top_logprobs", "truncation"}
 )
 _ROLES: Mapping[str, str] = MappingProxyType({"developer": "system"})  # which templates of open models do not know
@@ -148,6 +149,8 @@ def _settings(values: Mapping[str, Any]) -> Object:
         chat["max_tokens"] = values["max_output_tokens"]
     if values.get("tools"):
         chat["tools"] = [_tool(tool) for tool in values["tools"]]
+        if values.get("parallel_tool_calls") is not None:  # which servers refuse where there are no tools
+            chat["parallel_tool_calls"] = values["parallel_tool_calls"]
         if (choice := values.get("tool_choice")) is not None:
             named = isinstance(choice, dict)
             chat["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}} if named else choice

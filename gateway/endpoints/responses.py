@@ -105,8 +105,8 @@ class Responses:
 
     async def _known(self, request: Request) -> tuple[JobView, Kept]:
         view = await self._taking.known(request, endpoint=ENDPOINT)
-        kept = await self._conversations.kept(view.job.tenant, view.job.id)
-        if kept is None or not kept.is_stored:
+        kept = await self._conversations.kept(view.job.tenant, view.job.id) or Kept({}, [])
+        if not kept.is_stored:
             raise UnknownJobError(view.job.id)
         return view, kept
 

@@ -24,6 +24,7 @@ from policies.quota import Granted, deployment_scope, tenant_scope
 from policies.retries import RetryRule
 from policies.scripts import Scripts
 from policies.tenants import Tenant
+from router import responses
 from router.board import Board, Busy, Run
 from router.job import Estimate, Job, JobState
 from router.payloads import body_path
@@ -626,3 +627,37 @@ async def test_usage_is_counted_once_even_when_a_wait_follows(bench: Bench) -> N
     await attempt(job, an_owner(attempt), tally)
 
     assert (tally.attempts, tally.retries, tally.jobs, tally.tokens) == (1, 1, 0, Usage(input=3).total)
+
+
+def a_response(**values: object) -> Job:
+    return a_job(endpoint=responses.ENDPOINT, body=json.dumps({"model": "auto", **values}).encode())
+
+
+async def test_a_response_is_asked_of_any_backend_in_its_chat_form(bench: Bench) -> None:
+    job = await accepted(bench.board, a_response(input=[{"role": "user", "content": "Good day"}]))
+
+    outcome = await run(bench.attempt(), job)
+
+    assert isinstance(outcome, Concluded)
+    completion = json.loads((await bench.view(job)).result or b"")
+    assert completion["choices"][0]["message"]["content"] == "Good day"
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        ({"input": "And?", "previous_response_id": "resp_1"}, "previous_response_lost"),
+        ({"input": [{"type": "message"}]}, "untranslatable"),
+        ({}, "untranslatable"),
+    ],
+)
+async def test_a_response_that_cannot_be_asked_fails_says_why_and_costs_nothing(
+    bench: Bench, values: dict[str, object], code: str
+) -> None:
+    job = await accepted(bench.board, a_response(**values))
+
+    outcome = await run(bench.attempt(), job)
+
+    view = await bench.view(job)
+    assert isinstance(outcome, Concluded if code == "previous_response_lost" else Dead)
+    assert (view.state, view.error and view.error["code"], view.charges) == (JobState.FAILED, code, ())
