@@ -15,6 +15,7 @@ import aiohttp
 from consumers.backend import Answer, BackendError, OnChunk, SoFar
 from consumers.discovery import discovery
 from consumers.fleet import Place, Replicas
+from consumers.fleet_meters import FleetMeters
 from consumers.gathered import Gathered, MalformedChunkError, Object, as_chunk
 from consumers.places import Places
 from consumers.refusals import Refusal, of_event, of_response
@@ -62,6 +63,7 @@ class GpuBackend:
         *,
         places: Places | None = None,
         deployments: Iterable[Deployment] = (),
+        meters: FleetMeters | None = None,
         connections: int = 1000,
         reuse: bool = False,
     ) -> AsyncGenerator["GpuBackend", None]:
@@ -87,7 +89,7 @@ class GpuBackend:
             async with AsyncExitStack() as opened:
                 for each in deployments:
                     if each.fleet is not None and places is not None:
-                        ours = Replicas(each, each.fleet, places, session, backend._headers(each))
+                        ours = Replicas(each, each.fleet, places, session, backend._headers(each), meters=meters)
                         backend.replicas[each.name] = await opened.enter_async_context(ours.running())
                 yield backend
 

@@ -15,6 +15,7 @@ import structlog
 from consumers.backend import BackendError
 from consumers.discovery import Discovery, Replica, discovery
 from consumers.engines import UNKNOWN, Bounds, Facts
+from consumers.fleet_meters import FleetMeters
 from consumers.health import Health, State
 from consumers.places import Ended, Places, Seen
 from consumers.probing import Probed, ask
@@ -107,6 +108,7 @@ class Replicas:
         session: aiohttp.ClientSession,
         headers: Mapping[str, str],
         *,
+        meters: FleetMeters | None = None,
         clock: Callable[[], float] = time.monotonic,
         roll: Callable[[], float] = random.random,
     ) -> None:
@@ -116,6 +118,7 @@ class Replicas:
         self._places = places
         self._session = session
         self._headers = headers
+        self._meters = meters
         self._clock = clock
         self._roll = roll
         self._discovery: Discovery = discovery(fleet)
@@ -228,6 +231,8 @@ class Replicas:
                 self._congested(member)
             if member.health.failed(f"{error.failure}: {error.code or error.detail}", now):
                 log.warning("replica_ejected", **self._named(member), why=member.health.why)
+                if self._meters is not None:
+                    self._meters.ejected(self.deployment.name, member.replica.name)
         self._soon.set()
 
     @property
@@ -347,7 +352,12 @@ class Replicas:
 
     async def _sync(self) -> None:
         members = list(self.members.values())
-        moment, known = await self._places.sync(self.deployment.name, [self._seen(each) for each in members])
+        seen = {each.replica.name: self._report(each) for each in members}
+        if self._meters is not None:
+            self._meters.show(self.deployment.name, seen)
+        moment, known = await self._places.sync(
+            self.deployment.name, [self._seen(each, seen[each.replica.name]) for each in members]
+        )
         now = self._clock()
         self._board_minus_ours = moment - now
         for member, told in zip(members, known, strict=True):
@@ -407,14 +417,18 @@ class Replicas:
         if await self._places.may_wake(self.deployment.name, again_s=waker.again_s):
             await wake(self._session, waker, self.deployment.name)
 
-    def _seen(self, member: Member) -> Seen:
-        health, out = member.health, 0.0
-        if health.state is State.EJECTED and self._board_minus_ours is not None:
-            out = health.out_until + self._board_minus_ours
+    def _out_until(self, member: Member) -> float:
+        """On the board's clock; 0 where it is not ejected."""
+        if member.health.state is not State.EJECTED or self._board_minus_ours is None:
+            return 0.0
+        return member.health.out_until + self._board_minus_ours
+
+    def _seen(self, member: Member, report: Mapping[str, object]) -> Seen:
+        health = member.health
         return Seen(
             member.replica.name,
-            json.dumps(self._report(member, out), separators=(",", ":")),
-            out_until=out,
+            json.dumps(report, separators=(",", ":")),
+            out_until=self._out_until(member),
             strikes=health.strikes,
             phase=self._phase(member) if self._rate(member) is not None else "",
         )
@@ -429,7 +443,7 @@ class Replicas:
             case State.READY | State.EJECTED | State.PROBING:
                 return "up" if member.is_listed and not member.replica.drains else "cool_down"
 
-    def _report(self, member: Member, out_until: float) -> dict[str, object]:
+    def _report(self, member: Member) -> dict[str, object]:
         health, facts, rate = member.health, member.facts, self._rate(member)
         drains = health.state is State.READY and not member.is_open
         return {
@@ -444,7 +458,7 @@ class Replicas:
             "kv_use": None if facts.kv_use is None else round(facts.kv_use, 3),
             "prefix_hit_rate": _rate_of(facts),
             "usd_per_hour": None if rate is None else str(rate),
-            "ejected_until": round(out_until, 3) or None,
+            "ejected_until": round(self._out_until(member), 3) or None,
         }
 
 

@@ -1,5 +1,6 @@
 """Places on a deployment's replicas, shared by all workers: leases on the board, so that a cap is one for all."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -58,6 +59,7 @@ class Places:
         self._sync = _script("sync")
         self._learn = _script("learn")
         self._wake = _script("wake")
+        self._reports = _script("reports")
 
     async def take(
         self,
@@ -112,6 +114,12 @@ class Places:
     async def may_wake(self, deployment: str, *, again_s: float) -> bool:
         """Whether the waker is to be called from here now: yes to one worker, once in `again_s`."""
         return bool(await self._run(self._wake, deployment, int(again_s * 1000)))
+
+    async def reports(self, deployment: str) -> tuple[float, dict[str, dict[str, object]]]:
+        """The moment on the board's clock, and by replica what a worker has said of it in the last `REPORT_S`."""
+        answer = cast("list[int | bytes]", await self._run(self._reports, deployment, int(REPORT_S * 1000)))
+        pairs = zip(cast("list[bytes]", answer[1::2]), cast("list[bytes]", answer[2::2]), strict=True)
+        return int(answer[0]) / 1000, {name.decode(): json.loads(text) for name, text in sorted(pairs)}
 
     @property
     def _hold_ms(self) -> int:

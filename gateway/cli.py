@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from gateway import cli_dlq, cli_router, cli_webhooks, logs, valkey, wiring
+from gateway import cli_dlq, cli_fleet, cli_router, cli_webhooks, logs, valkey, wiring
 from gateway.check import Level, check
 from gateway.settings import Settings, SettingsError, load
 from gateway.up import up
@@ -206,6 +206,18 @@ def costs_command(
     out.print(table)
     if any(row.unpriced for row in rows):
         err.print("Some attempts have no price: their dollars are unknown and not in these sums.", style="yellow")
+
+
+@app.command("fleet")
+def fleet_command(
+    config: ConfigOption = None,
+    data: DataOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a replica, once.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Do not go on; so without a terminal.")] = False,
+) -> None:
+    """The replicas of all deployments as the workers see them now: state and why, load, cap, dollars an hour."""
+    settings = _reachable(_load(config, _environ(data)))
+    _run(cli_fleet.show(settings, out, as_json=as_json, once=once or not out.is_terminal))
 
 
 @keys_app.command("create")

@@ -73,7 +73,7 @@ async def worker(settings: Settings, backend: str, *, until_stdin_closes: bool =
     if not any(deployment.backend == backend for deployment in settings.deployments.values()):
         raise SettingsError(f"deployments: none of them is on backend {backend!r}, so this worker has nothing to do")
     registry = CollectorRegistry()
-    async with wiring.core(settings) as core, wiring.open_backend(core, backend) as opened:
+    async with wiring.core(settings) as core, wiring.open_backend(core, backend, registry) as opened:
         await _until_topics_exist(core.log, topics.for_backend(backend, core.deployments))
         worker = wiring.worker(core, opened, backend, registry)
 
@@ -125,14 +125,15 @@ async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> No
 
 async def collector(settings: Settings, backend: str, *, until_stdin_closes: bool = False) -> None:
     """Concludes what a backend that takes jobs (SageMaker's asynchronous endpoints will) works on."""
-    async with wiring.core(settings) as core, wiring.open_backend(core, backend) as opened:
+    registry = CollectorRegistry()
+    async with wiring.core(settings) as core, wiring.open_backend(core, backend, registry) as opened:
         collecting = wiring.collector(core, opened, backend)
 
         async def fault() -> str | None:
             await core.board.ping()
             return core.epoch.fault
 
-        health = _health(CollectorRegistry(), fault)
+        health = _health(registry, fault)
         where = settings.worker.health_host, settings.worker.health_port
         async with _stopping(until_stdin_closes) as stop, _served(health, *where):
             log.info("collector_started", backend=backend)

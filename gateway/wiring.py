@@ -258,18 +258,21 @@ def attempt(
 
 
 @asynccontextmanager
-async def open_backend(core: Core, name: str) -> AsyncGenerator["Backend"]:
+async def open_backend(core: Core, name: str, registry: CollectorRegistry) -> AsyncGenerator["Backend"]:
     """The backend of that name. A client library is loaded only by the worker that needs it."""
     settings = core.settings
     match name:
         case "gpu":
             from consumers.backend_gpu import GpuBackend
+            from consumers.fleet_meters import FleetMeters
             from consumers.places import Places
 
             secrets = {deployment: settings.secret_for(deployment) for deployment in settings.deployments}
             places = Places(Scripts(core.redis), hold_s=settings.worker.lease_s * 2)
             ours = [each for each in core.deployments.values() if each.backend == name]
-            async with GpuBackend.open(secrets, places=places, deployments=ours) as backend:
+            async with GpuBackend.open(
+                secrets, places=places, deployments=ours, meters=FleetMeters(registry)
+            ) as backend:
                 yield backend
         case "echo":
             from consumers.backend_echo import EchoBackend

@@ -82,7 +82,7 @@ async def _running(
         core = await opened.enter_async_context(wiring.core(settings))
         await core.log.create([*topics.FIXED, *topics.for_backend("echo", core.deployments)])
         await rebuild.begin(core.log, core.board)
-        backend = await opened.enter_async_context(wiring.open_backend(core, "echo"))
+        backend = await opened.enter_async_context(wiring.open_backend(core, "echo", CollectorRegistry()))
         worker = wiring.worker(core, backend, "echo", CollectorRegistry())
         wakeups = Wakeups(core.redis, role="http")
         key, other = await core.keys.create("acme", "test"), await core.keys.create("other", "test")

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from starlette import routing
 
+from consumers.fleet_meters import FleetMeters
 from consumers.meters import WebhookMeters, WorkerMeters
 from consumers.tally import Tally
 from gateway import render, wiring
@@ -187,6 +188,7 @@ def test_the_guide_has_each_metric() -> None:
     described = _names(DOCS / "guides" / "cluster.md", "Metrics")
     registry = CollectorRegistry()
     WorkerMeters(registry)
+    FleetMeters(registry)
     WebhookMeters(registry)
     counted = Metrics(Inflight(most_requests=1, most_bytes=1), lambda: 0).registry
 

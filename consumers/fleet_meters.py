@@ -1,0 +1,51 @@
+"""What a worker tells Prometheus about replicas. Labels are the operator's own names, 256 a deployment at most."""
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+LABELS = ["deployment", "replica"]
+
+
+class FleetMeters:
+    """The gauges of one worker process. A replica that is gone has none any more."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._calls = Gauge("pointsman_replica_calls", "Calls there, of all workers", LABELS, registry=registry)
+        self._cap = Gauge("pointsman_replica_cap", "Calls that it may have now", LABELS, registry=registry)
+        self._ready = Gauge("pointsman_replica_ready", "1 while it may be called", LABELS, registry=registry)
+        self._waiting = Gauge(
+            "pointsman_replica_waiting", "Requests in its engine's own queue, where it tells", LABELS, registry=registry
+        )
+        self._ejected = Counter(
+            "pointsman_replica_ejections_total", "Times that it was ejected, by this worker", LABELS, registry=registry
+        )
+        self._known: dict[str, set[str]] = {}
+
+    def show(self, deployment: str, reports: Mapping[str, Mapping[str, object]]) -> None:
+        """What is known of each replica now, by name."""
+        for name, report in reports.items():
+            self._calls.labels(deployment, name).set(_number(report["ours"]))
+            self._cap.labels(deployment, name).set(_number(report["cap"]))
+            self._ready.labels(deployment, name).set(report["state"] == "ready")
+            if report["waiting"] is not None:
+                self._waiting.labels(deployment, name).set(_number(report["waiting"]))
+        self._forget(deployment, self._known.get(deployment, set()) - reports.keys())
+        self._known[deployment] = set(reports)
+
+    def ejected(self, deployment: str, replica: str) -> None:
+        """One was ejected."""
+        self._ejected.labels(deployment, replica).inc()
+
+    def _forget(self, deployment: str, names: Iterable[str]) -> None:
+        for name in names:
+            for meter in (self._calls, self._cap, self._ready, self._waiting, self._ejected):
+                try:
+                    meter.remove(deployment, name)
+                except KeyError:
+                    continue  # it had none
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float)
+    return value

@@ -1,0 +1,87 @@
+"""`pointsman fleet`: the replicas as the workers see them, live."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from consumers.places import Places
+from gateway import wiring
+from gateway.settings import Settings
+from policies.scripts import Scripts
+
+REFRESH_S = 1.0
+COLUMNS = ("deployment", "replica", "engine", "state", "why")
+FIGURES = ("running", "waiting", "ours", "cap", "tokens/s", "KV", "prefix hits", "$/h", "ejected until")
+COLOURS = {"ready": "green", "warming": "yellow", "probing": "yellow", "draining": "yellow", "new": "dim"}
+
+Row = dict[str, Any]
+
+
+async def show(settings: Settings, out: Console, *, as_json: bool, once: bool) -> None:
+    """One JSON object a replica, or a table: again each second unless `once`."""
+    async with wiring.core(settings) as core:
+        places = Places(Scripts(core.redis))
+        fleets = sorted(name for name, each in core.deployments.items() if each.fleet is not None)
+        if as_json:
+            for row in await rows(places, fleets):
+                out.print(json.dumps(row), soft_wrap=True, markup=False)
+        elif once:
+            out.print(_table(await rows(places, fleets)))
+        else:
+            with Live(_table(await rows(places, fleets)), console=out, auto_refresh=False) as live:
+                while True:
+                    await asyncio.sleep(REFRESH_S)
+                    live.update(_table(await rows(places, fleets)), refresh=True)
+
+
+async def rows(places: Places, deployments: list[str]) -> list[Row]:
+    """What is known of each replica; what its engine does not tell is null."""
+    found = []
+    for deployment in deployments:
+        _, reports = await places.reports(deployment)
+        found += [{"deployment": deployment, "replica": name, **report} for name, report in reports.items()]
+    return found
+
+
+def _table(found: list[Row]) -> Table:
+    table = Table(title="Replicas" if found else "No worker has seen a replica in the last 15 s. Does one run?")
+    for name in COLUMNS:
+        table.add_column(name, overflow="fold")
+    for name in FIGURES:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found:
+        state = str(row["state"])
+        table.add_row(
+            row["deployment"],
+            row["replica"],
+            row["engine"] or "?",
+            f"[{COLOURS.get(state, 'red')}]{state}[/]",
+            _plain(row["why"]),
+            *(_figure(row[name]) for name in ("running", "waiting", "ours", "cap", "tokens_per_s")),
+            _percent(row["kv_use"]),
+            _percent(row["prefix_hit_rate"]),
+            _figure(row["usd_per_hour"]),
+            _clock(row["ejected_until"]),
+        )
+    return table
+
+
+def _plain(text: object) -> str:
+    return str(text).replace("[", "(").replace("]", ")")  # an engine's words are no markup
+
+
+def _figure(value: object) -> str:
+    return "?" if value is None else str(value)
+
+
+def _percent(value: float | None) -> str:
+    return "?" if value is None else f"{value:.0%}"
+
+
+def _clock(moment: float | None) -> str:
+    return "" if moment is None else datetime.fromtimestamp(moment, UTC).strftime("%H:%M:%S")
