@@ -1,0 +1,68 @@
+"""A DOUBLE of AWS in a process of its own: moto, with SageMaker's asynchronous endpoints made to work.
+
+    python -m tests.doubles.aws [--port 0]
+
+prints `double listening on http://127.0.0.1:PORT` and ends when its standard input does. What moto does well (S3, SQS,
+SNS, CloudWatch, Application Auto Scaling, SageMaker's control plane) is moto's. What is added is described where it
+is: `sagemaker.py`. Tests set and read it under `/double/...` of the same port.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Iterable
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+from tests.doubles.aws import sagemaker
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+CONTROL = "/double/"
+LARGEST_CONTROL = 1024 * 1024
+
+
+class _App:
+    """Moto, and the double's own addresses beside it."""
+
+    def __init__(self) -> None:
+        self.double: sagemaker.Double | None = None
+        self._moto = DomainDispatcherApplication(create_backend_app)
+
+    def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        path: str = environ["PATH_INFO"]
+        if not path.startswith(CONTROL):
+            answer: Iterable[bytes] = self._moto(environ, start_response)
+            return answer
+        length = min(int(environ.get("CONTENT_LENGTH") or 0), LARGEST_CONTROL)
+        given = json.loads(environ["wsgi.input"].read(length) or b"null")
+        try:
+            assert self.double is not None
+            status, body = "200 OK", json.dumps(self.double.control(path.removeprefix(CONTROL), given)).encode()
+        except (KeyError, TypeError, ValueError) as error:
+            status, body = "400 Bad Request", json.dumps({"error": str(error)}).encode()
+        start_response(status, [("content-type", "application/json"), ("content-length", str(len(body)))])
+        return [body]
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=0)
+    given = parser.parse_args()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    app = _App()
+    server = make_server("127.0.0.1", given.port, app, threaded=True, request_handler=MotoRequestHandler)
+    app.double = sagemaker.install(f"http://127.0.0.1:{server.port}")
+    Thread(target=server.serve_forever, daemon=True).start()
+    print(f"double listening on http://127.0.0.1:{server.port}", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
