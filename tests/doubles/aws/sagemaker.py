@@ -1,16 +1,19 @@
 """A DOUBLE of SageMaker's runtime on moto: asynchronous endpoints with a queue, instances and a real container.
 
-| what | as the service does it | source |
-|---|---|---|
-| unknown endpoint; both or neither of Body and InputLocation; Body over 128,000 bytes; TTL, timeout out of bounds | `ValidationError`, nothing is queued | API reference of `InvokeEndpointAsync`; botocore's model |
-| an endpoint with `AsyncInferenceConfig` takes asynchronous calls only, one without synchronous ones only | `ValidationError` | developer guide |
-| queue | `MaxConcurrentInvocationsPerInstance` x instances at once, oldest first | developer guide |
-| `RequestTTLSeconds` over in the queue | never run, no object, message with `invocationStatus: Expired` | one user's code; not verified |
-| output key | `S3OutputPath` / `S3OutputPathExtension` / `Filename` (else the id with `.out`) | composition not verified |
-| failure | the container's body as it is at the failure location, if `S3FailurePath` is set; else nothing | samples of AWS |
-| messages | to the success or the error topic, in the form that public code logged | see `_message` |
-| synchronous calls | 6,291,456 bytes both ways, 60 s; a container's error is `ModelError` (424) | API reference |
-| figures | the namespace's names and units in CloudWatch, once a second: `ModelLatency`, `TimeInBacklog` in microseconds, `TotalProcessingTime` in milliseconds | monitoring guide |
+| what | as the service does it (source) |
+|---|---|
+| unknown endpoint; both or neither of Body and InputLocation; Body over 128,000 bytes; TTL or timeout out of bounds | \
+`ValidationError`, and nothing is queued (API reference of `InvokeEndpointAsync`, botocore's model) |
+| an endpoint with `AsyncInferenceConfig` called synchronously, one without called asynchronously | \
+`ValidationError` (developer guide) |
+| queue | `MaxConcurrentInvocationsPerInstance` x instances at once, oldest first (developer guide) |
+| `RequestTTLSeconds` over in the queue | never run, no object, a message with `Expired` (one user's code; unverified) |
+| output key | `S3OutputPath` / `S3OutputPathExtension` / `Filename`, else the id with `.out` (composition unverified) |
+| failure | the container's body as it is, at the failure location if `S3FailurePath` is set (samples of AWS) |
+| messages | to the success or the error topic, in the form that public code logged: see `_message` |
+| synchronous calls | 6,291,456 bytes both ways, 60 s; a container's error is `ModelError`, 424 (API reference) |
+| figures | in CloudWatch, the backlog once a second; `ModelLatency` and `TimeInBacklog` in microseconds, \
+`TotalProcessingTime` in milliseconds (monitoring guide) |
 
 The container is any server over HTTP: `POST URL` with the body and the content type of the call. Where it cannot be
 reached the double fails loudly: the call ends with a failure that says so, and `/double/record` counts it.
@@ -131,7 +134,7 @@ class Double:
             endpoint_url=url,
             region_name="us-east-1",
             aws_access_key_id="double",
-            aws_secret_access_key="double",  # noqa: S106
+            aws_secret_access_key="double",
         )
         threading.Thread(target=self._report, daemon=True).start()
 
@@ -416,7 +419,7 @@ def _container(knobs: Knobs, body: bytes, kind: str, attributes: str, within_s: 
     """What the container answers: status, body, content type. One that cannot be reached is a 500 that says so."""
     headers = {"content-type": kind or "application/json", HEAD + "Custom-Attributes": attributes}
     try:
-        with urllib.request.urlopen(  # noqa: S310
+        with urllib.request.urlopen(
             urllib.request.Request(knobs.container, body, headers, method="POST"), timeout=within_s
         ) as answer:
             return answer.status, answer.read(), answer.headers.get("content-type", "application/json")
