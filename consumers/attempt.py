@@ -382,7 +382,7 @@ class _OneAttempt:
         """The job as a backend is asked: what is not chat by itself, in its chat form."""
         if job.endpoint != responses.ENDPOINT:
             return job
-        return replace(job, body=await self._steps.conversations.chat(job))
+        return replace(job, endpoint=responses.CHAT, body=await self._steps.conversations.chat(job))
 
     async def _call(self, job: Job, asked: Job) -> Outcome:
         self._let_through = await self._steps.unsaved.begin(self._deployment.name)

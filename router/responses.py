@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-ENDPOINT = "/v1/responses"
+ENDPOINT, CHAT = "/v1/responses", "/v1/chat/completions"
 LOGPROBS = "message.output_text.logprobs"  # under `include`
 
 Object = dict[str, Any]
