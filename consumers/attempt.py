@@ -24,10 +24,12 @@ from consumers.backend import (
     Submitted,
 )
 from consumers.gate import Gate
-from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, Outcome, Waiting
+from consumers.onward import Onward
+from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, MovedOn, Outcome, Waiting
 from consumers.streaming import chunk_writer
 from consumers.tally import Tally
 from consumers.unsaved import LetThrough, Unsaved
+from policies.cooldown import Probe
 from policies.deployments import Deployment
 from policies.pricing import ChargeLine, Usage, charge, total
 from policies.quota import (
@@ -39,7 +41,7 @@ from policies.quota import (
     Shadow,
     Wait,
 )
-from policies.retries import Again, Failure, GiveUp, RetryRule
+from policies.retries import FINAL, Again, Failure, GiveUp
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
 from router import ledger, responses
@@ -53,6 +55,7 @@ from router.board import (
     Expired,
     Finished,
     Lost,
+    Moved,
     OutboxEntry,
     Run,
     Started,
@@ -60,7 +63,8 @@ from router.board import (
     TooManyDeliveries,
 )
 from router.conversations import ConversationLostError, Conversations
-from router.job import JSON, Job, JobState, Payload
+from router.fallback import moved
+from router.job import JSON, Alternative, Job, JobState, Payload
 from router.log import LogUnavailableError
 from router.outbox import Outbox, reservation_id
 from router.payloads import PayloadLostError, Payloads, PayloadUnavailableError, body_path, result_path
@@ -122,7 +126,7 @@ class Attempt:
     backend: Backend | HandOffBackend | PlacedBackend
     deployments: Mapping[str, Deployment]
     tenants: Mapping[str, Tenant]
-    retries: RetryRule
+    onward: Onward
     lease_s: float
     most_deliveries: int
     jitter: Callable[[], float] = random.random
@@ -159,6 +163,8 @@ class Attempt:
             case Finished():
                 await self.until_it_works(lambda: self.outbox.drain(job.tenant, job_id=job.id))
                 return Concluded()
+            case Moved(job):
+                return MovedOn(job, "earlier")
         one = _OneAttempt(self, job, owner, tally, deployment, claim, call)
         return await self._watched(one, one.run(claim))
 
@@ -275,10 +281,12 @@ class _OneAttempt:
         self._rerun = claim.attempts > 0
         self._is_open = False
         self._let_through: LetThrough | None = None
+        self._is_probe = False
         self.running = Running(job, owner, reservation_id(job.id, self._number), self._scopes)
 
     async def run(self, claim: Run) -> Outcome:
         """Reserve quota, call the backend, charge and conclude."""
+        steps = self._steps
         if claim.open_attempt is not None:
             await self._charge_lost(claim.open_attempt)
             if not self._job.reruns_allowed and type(claim) is Run:
@@ -291,6 +299,9 @@ class _OneAttempt:
             case Expired():
                 return await self._end(JobState.EXPIRED)
         try:
+            instead = await steps.onward.before(self._job, here=claim.attempts - self._job.route.spent)
+            if instead is not None:
+                return await self._instead(instead)
             waits = await self._reserve()
             if waits is not None:
                 return waits
@@ -300,6 +311,7 @@ class _OneAttempt:
                 await self._refund()
                 await self._steps.board.release(job, self._owner, undo_delivery=False)
                 return Waiting("no_replica")
+            verdict = await steps.onward.ask(job, self.running.rid)
         except (BoardUnavailableError, PayloadUnavailableError):
             return await self._put_back(Later(AWAY_S, "away"))
         except PayloadLostError as error:
@@ -311,7 +323,34 @@ class _OneAttempt:
         except UntranslatableError as error:
             await self._refund()
             return await self._fail("untranslatable", str(error), dead=True)
-        return await self._call(job, asked)
+        if verdict is not None and not isinstance(verdict, Probe):
+            return await self._instead(verdict)
+        self._is_probe = verdict is not None
+        try:
+            return await self._call(job, asked)
+        finally:
+            if self._is_probe:
+                await steps.onward.released(job, self.running.rid)
+
+    async def _instead(self, what: Alternative | Later | GiveUp) -> Outcome:
+        """Its deployment is left alone, and nothing was called: go on elsewhere, wait, or tell the caller."""
+        await self._refund()
+        self._is_granted = False
+        match what:
+            case Later():
+                return await self._released(what, undo_delivery=False)
+            case Alternative():
+                return await self._move(what, "cooling", _left_alone(self._deployment.name), attempts=self._number - 1)
+            case GiveUp():
+                problem = await self._told(_left_alone(self._deployment.name))
+                return await self._conclude(JobState.FAILED, None, error=problem)
+
+    async def _move(self, to: Alternative, why: str, problem: Mapping[str, object], *, attempts: int) -> Outcome:
+        """Go on at another deployment, after so many attempts."""
+        steps = self._steps
+        job = moved(self._job, to, steps.deployments, attempts=attempts, why=why)
+        is_ours = await steps.until_it_works(lambda: steps.board.reroute(job, self._owner, problem=problem))
+        return MovedOn(job, why) if is_ours else Later(1.0, "lost")
 
     async def crashed(self, error: Exception) -> Outcome:
         """Our own bug: what may have been used is charged, and the job fails and goes to the dead letters."""
@@ -411,6 +450,7 @@ class _OneAttempt:
                 return await self._fail("too_many_deliveries", f"Its process died {deliveries} times.", dead=True)
             case Started(number):
                 self._number, self._is_open = number, True
+        steps.onward.called(job, here=number - job.route.spent)
         so_far = SoFar()
         let_through.sent()
         try:
@@ -423,6 +463,7 @@ class _OneAttempt:
             return await self._stopped(self.running.stop, so_far.usage)
         except TimeoutError:
             return await self._stopped(Stop.EXPIRED, so_far.usage)
+        await self._answers()
         if isinstance(answer, Submitted):
             return await self._hand_off(job, answer)
         let_through.answered()
@@ -464,17 +505,33 @@ class _OneAttempt:
         running = self.running
         async with asyncio.timeout(self._seconds_left):
             if not job.stream:
-                return await self._closable(job, None, so_far)
+                return await self._closable(job, self._heard(None), so_far)
             async with chunk_writer(self._steps.board, job, running.owner, self._number) as on_chunk:
-                return await self._closable(job, on_chunk, so_far)
+                return await self._closable(job, self._heard(on_chunk), so_far)
+
+    def _heard(self, on_chunk: OnChunk | None) -> OnChunk | None:
+        """A probe's first piece shows that the deployment is back: the others need not wait for the last one."""
+        if not self._is_probe:
+            return on_chunk
+
+        async def heard(piece: bytes) -> None:
+            if self._is_probe:
+                await self._answers()
+            if on_chunk is not None:
+                await on_chunk(piece)
+
+        return heard
+
+    async def _answers(self) -> None:
+        self._is_probe = False
+        await self._steps.onward.answered(self._job, self.running.rid)
 
     async def _closable(self, job: Job, on_chunk: OnChunk | None, so_far: SoFar) -> Answer | Submitted:
         """The call as a task of its own, so that closing it is told apart from this task's own end."""
+        deployment = await self._steps.onward.patient(job, self._deployment)
 
         async def upstream() -> Answer | Submitted:
-            return await self._call_backend(
-                job, self._deployment, attempt=self._number, on_chunk=on_chunk, so_far=so_far
-            )
+            return await self._call_backend(job, deployment, attempt=self._number, on_chunk=on_chunk, so_far=so_far)
 
         task = asyncio.create_task(upstream())
         self.running.call = task
@@ -499,13 +556,9 @@ class _OneAttempt:
         )
 
     async def _after(self, error: BackendError) -> Outcome:
-        decision = self._steps.retries.decide(
-            error.failure,
-            attempt=self._number,
-            seconds_left=self._seconds_left,
-            reruns_allowed=self._job.reruns_allowed,
-            retry_after=error.retry_after,
-            jitter=self._steps.jitter(),
+        self._is_probe = False
+        decision = await self._steps.onward.after(
+            self._job, error, self.running.rid, attempts=self._number, seconds_left=self._seconds_left
         )
         log.warning(
             "attempt_failed",
@@ -515,21 +568,29 @@ class _OneAttempt:
             deployment=self._deployment.name,
             failure=error.failure,
             code=error.code,
-            again=isinstance(decision, Again),
+            then=type(decision).__name__.lower(),
         )
         attempted = self._attempted(error.usage, "failed")
         match decision:
             case Again(seconds):
                 await self._close(attempted)
                 return await self._released(Later(seconds, str(error.failure)), undo_delivery=True)
+            case Alternative():
+                await self._close(attempted)
+                problem = _problem_of(error, error.failure)
+                return await self._move(decision, str(error.failure), problem, attempts=self._number)
             case GiveUp(reason):
-                problem = {
-                    "message": error.detail,
-                    "type": "invalid_request_error" if error.failure == "rejected" else "upstream_error",
-                    "code": error.code or reason,
-                    "param": error.param,
-                }
-                return await self._conclude(JobState.FAILED, attempted, usage=error.usage, error=problem)
+                own = _problem_of(error, reason)
+                told = own if error.failure is Failure.FILTERED else await self._told(own)
+                return await self._conclude(JobState.FAILED, attempted, usage=error.usage, error=told)
+
+    async def _told(self, problem: Mapping[str, object]) -> Mapping[str, object]:
+        """What the client is told: why the deployment failed that its job was meant for, not what a fallback said."""
+        steps, job = self._steps, self._job
+        if not job.route.tried:
+            return problem
+        view = await steps.until_it_works(lambda: steps.board.view(job.tenant, job.id))
+        return problem if view is None or view.problem is None else view.problem
 
     async def _stopped(self, why: Stop, usage: Usage) -> Outcome:
         match why:
@@ -660,6 +721,20 @@ _TOO_LATE = "The deadline passed before the job was finished."
 
 def _problem(code: str, message: str) -> dict[str, object]:
     return {"message": message, "type": "server_error", "code": code, "param": None}
+
+
+def _problem_of(error: BackendError, reason: str) -> dict[str, object]:
+    return {
+        "message": error.detail,
+        "type": "invalid_request_error" if error.failure in FINAL else "upstream_error",
+        "code": error.code or reason,
+        "param": error.param,
+    }
+
+
+def _left_alone(deployment: str) -> dict[str, object]:
+    message = f"The deployment {deployment} has failed several times, and is left alone for some seconds. Try again."
+    return {"message": message, "type": "upstream_error", "code": str(Failure.UNAVAILABLE), "param": None}
 
 
 def _code(error: Mapping[str, object] | None) -> str | None:

@@ -39,7 +39,8 @@ class Pending:
 class BackendError(Exception):
     """A call failed. `usage` is what it had used by then; `detail` is for the operator and the client.
 
-    `code` is the backend's own code. `retry_after` is its wish, in seconds.
+    `code` is the backend's own code. `retry_after` is its wish, in seconds. `another_replica`: only one replica of the
+    deployment failed, and the next call there goes to another.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class BackendError(Exception):
         usage: Usage | None = None,
         retry_after: float | None = None,
         param: str | None = None,
+        another_replica: bool = False,
     ) -> None:
         super().__init__(f"{failure}: {detail}")
         self.failure = failure
@@ -59,6 +61,7 @@ class BackendError(Exception):
         self.usage = usage or Usage()
         self.retry_after = retry_after
         self.param = param
+        self.another_replica = another_replica
 
 
 class Backend(Protocol):

@@ -9,7 +9,7 @@ import structlog
 from ulid import ULID
 
 from consumers.attempt import Attempt
-from consumers.outcome import Dead, Later, Left
+from consumers.outcome import Dead, Later, Left, MovedOn
 from consumers.tally import Tally
 from policies.scripts import BoardUnavailableError
 from router import envelope, topics
@@ -70,6 +70,9 @@ class Collector:
         match outcome:
             case Later(seconds, reason, due_at):
                 await self.attempt.until_it_works(lambda: self._put_back(job, seconds, reason, due_at))
+            case MovedOn(moved, _):
+                record = envelope.to_record(moved)
+                await self.attempt.until_it_works(lambda: self.log.append(moved.topic, record))
             case Dead() | Left():
                 log.error("collected_job_given_up", job=job.id, outcome=type(outcome).__name__)
         if tally.attempts:

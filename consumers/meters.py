@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from consumers.outcome import Concluded, Dead, HandedOff, Later, Left, Outcome, Waiting
+from consumers.outcome import Concluded, Dead, HandedOff, Later, Left, MovedOn, Outcome, Waiting
 from policies.quota import Shadow
 
 
@@ -47,6 +47,8 @@ class WorkerMeters:
                 self._outcomes.labels("handed_off", "").inc()
             case Left():
                 self._outcomes.labels("left", "").inc()
+            case MovedOn(_, reason):
+                self._outcomes.labels("moved_on", reason).inc()
 
     def dead(self, reason: str) -> None:
         """A record was put on the dead letters."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from router.job import Job
+
 LONGEST_PARK_S = 30.0  # what waits longer does so on a retry topic
 
 
@@ -46,4 +48,12 @@ class Left:
     """Given back as this process stops; whoever gets the record next runs it."""
 
 
-Outcome = Concluded | Later | Waiting | Dead | HandedOff | Left
+@dataclass(frozen=True, slots=True)
+class MovedOn:
+    """It goes on at another deployment at once, as `job` says and the board knows."""
+
+    job: Job
+    reason: str
+
+
+Outcome = Concluded | Later | Waiting | Dead | HandedOff | Left | MovedOn

@@ -2,12 +2,13 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from consumers.gathered import Object
-from policies.retries import Failure
+from policies.retries import FINAL, Failure
 
 LONGEST_DETAIL = 2000  # bytes of a backend's own message
 LONGEST_NAME = 100  # characters of a code or a parameter
@@ -23,13 +24,21 @@ BY_STATUS: Mapping[int, Failure] = {
 }
 # Whatever the status: these come with 429, but waiting does not help.
 OUT_OF_CREDIT = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
+# What a 400 means more closely. Codes and types of OpenAI, Azure, vLLM, llama.cpp.
+REFUSED: Mapping[str, Failure] = {
+    "context_length_exceeded": Failure.TOO_LONG,
+    "exceed_context_size_error": Failure.TOO_LONG,
+    "string_above_max_length": Failure.TOO_LONG,
+    "content_filter": Failure.FILTERED,
+    "content_policy_violation": Failure.FILTERED,
+    "content_filter_error": Failure.FILTERED,
+}
+# vLLM and SGLang say it in words only.
+TOO_LONG = re.compile(r"maximum context length|context length of|longer than the model's context|context window", re.I)
 # Inside a stream there is no status. Codes and types of OpenAI, vLLM, llama.cpp, TGI.
 BY_NAME: Mapping[str, Failure] = {
-    "context_length_exceeded": Failure.REJECTED,
-    "exceed_context_size_error": Failure.REJECTED,
     "invalid_request_error": Failure.REJECTED,
     "BadRequestError": Failure.REJECTED,
-    "content_filter": Failure.REJECTED,
     "validation": Failure.REJECTED,
     "rate_limit_exceeded": Failure.THROTTLED,
     "rate_limit_error": Failure.THROTTLED,
@@ -44,6 +53,8 @@ BY_NAME: Mapping[str, Failure] = {
 # Only what is the client's own doing is shown in the backend's words: the others can hold keys and addresses.
 DETAILS: Mapping[Failure, str] = {
     Failure.REJECTED: "the backend refused the request",
+    Failure.TOO_LONG: "the request does not fit into the model's window",
+    Failure.FILTERED: "the backend's content filter refused the request",
     Failure.THROTTLED: "the backend says that calls come too fast",
     Failure.UNAVAILABLE: "the backend is not available",
     Failure.BACKEND_ERROR: "the backend failed",
@@ -69,7 +80,7 @@ def of_response(status: int, headers: Mapping[str, str], body: bytes, now: float
     failure = _by_status(status)
     if _names(error) & OUT_OF_CREDIT:
         failure = Failure.MISCONFIGURED
-    return _refusal(failure, error, status, retry_after(headers, now))
+    return _refusal(_closer(failure, error), error, status, retry_after(headers, now))
 
 
 def of_event(name: str, chunk: Object) -> Refusal | None:
@@ -83,8 +94,9 @@ def of_event(name: str, chunk: Object) -> Refusal | None:
     elif status is not None:
         failure = _by_status(status)
     else:
-        failure = next((BY_NAME[name] for name in sorted(names) if name in BY_NAME), Failure.BACKEND_ERROR)
-    return _refusal(failure, error, status, None)
+        known = {**BY_NAME, **REFUSED}
+        failure = next((known[name] for name in sorted(names) if name in known), Failure.BACKEND_ERROR)
+    return _refusal(_closer(failure, error), error, status, None)
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
@@ -107,13 +119,25 @@ def _by_status(status: int) -> Failure:
     return Failure.BACKEND_ERROR if status >= 500 else Failure.MISCONFIGURED
 
 
+def _closer(failure: Failure, error: Object | None) -> Failure:
+    """Which kind of refusal it is: some of them another model would not make."""
+    if failure is not Failure.REJECTED or error is None:
+        return failure
+    for name in sorted(_names(error)):
+        if name in REFUSED:
+            return REFUSED[name]
+    message = error.get("message")
+    is_too_long = isinstance(message, str) and TOO_LONG.search(message[:LONGEST_DETAIL])
+    return Failure.TOO_LONG if is_too_long else failure
+
+
 def _refusal(failure: Failure, error: Object | None, status: int | None, wait: float | None) -> Refusal:
     error = error or {}
     names = [name for name in (error.get("code"), error.get("type")) if isinstance(name, str) and name]
     code = next((name for name in names if not name.isdecimal()), str(status or "error"))
     message, param = error.get("message"), error.get("param")
     detail = DETAILS[failure]
-    if failure is Failure.REJECTED and isinstance(message, str) and message:
+    if failure in FINAL and isinstance(message, str) and message:
         detail = message.encode("utf-8", "replace")[:LONGEST_DETAIL].decode("utf-8", "ignore")
     elif status is not None:
         detail = f"{detail} (status {status})"

@@ -16,8 +16,9 @@ from consumers.outcome import LONGEST_PARK_S
 from policies.concurrency import Usual, places
 from policies.deployments import Deployment
 from policies.quota import Kind, Part, deployment_scope
+from router.envelope import to_record
 from router.job import Job, JobClass
-from router.log import Delivery
+from router.log import Delivery, Record
 
 URGENCY = {band: urgency for urgency, band in enumerate(FLOORS)}
 
@@ -36,6 +37,11 @@ class Ticket:
     of_deployment: tuple[Part, ...] = ()
     tries: int = 0
     place: int | None = None
+
+    @property
+    def record(self) -> Record:
+        """The job as a record: the one that came, or its like with the deployment that the job has moved on to."""
+        return to_record(self.job) if self.job.route.tried else self.delivery.record
 
     @property
     def has_quota(self) -> bool:

@@ -18,7 +18,7 @@ from consumers.dead import bury
 from consumers.fair import Turn
 from consumers.gate import enforced
 from consumers.meters import WorkerMeters
-from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, Waiting
+from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, MovedOn, Waiting
 from consumers.schedule import Schedule, Ticket
 from consumers.tally import Tally
 from consumers.together import Together
@@ -26,8 +26,9 @@ from policies.deployments import Deployment, Modality
 from policies.ending import ended
 from policies.scripts import BoardUnavailableError
 from router import topics
-from router.envelope import EnvelopeError, from_record, postponed
+from router.envelope import EnvelopeError, from_record, postponed, to_record
 from router.epoch import Epoch
+from router.job import Job
 from router.log import Delivery, Log, LogUnavailableError, Record, Subscription
 
 log = structlog.get_logger(__name__)
@@ -256,13 +257,27 @@ class Worker:
                 tasks.create_task(self._bury(subscription, delivery, ticket.size, outcome))
             case HandedOff():
                 await self._done(subscription, delivery, ticket.size)
+            case MovedOn():
+                await self._move_on(subscription, ticket, outcome.job)
             case Left():
                 return
+
+    async def _move_on(self, subscription: Subscription, ticket: Ticket, job: Job) -> None:
+        """To the other deployment's line: here, where a caller may wait, or on the topic of another backend's lane."""
+        if job.topic in self.topics:
+            of_tenant, of_deployment = self.attempt.scopes(job)
+            again = Ticket(
+                job, ticket.delivery, ticket.size, enforced(of_tenant), enforced(of_deployment), ticket.tries
+            )
+            self._put(again, in_front=True)
+            return
+        await self.attempt.until_it_works(lambda: self.log.append(job.topic, to_record(job)))
+        await self._done(subscription, ticket.delivery, ticket.size)
 
     async def _postpone(self, subscription: Subscription, ticket: Ticket, later: Later) -> None:
         """Let it wait on a retry topic; only once it is there is this record done."""
         assert later.due_at is not None
-        record = postponed(ticket.delivery.record, ticket.job.topic, due_at=later.due_at, reason=later.reason)
+        record = postponed(ticket.record, ticket.job.topic, due_at=later.due_at, reason=later.reason)
         topic = topics.retry_topic(later.seconds)
         await self.attempt.until_it_works(lambda: self.log.append(topic, record))
         await self._done(subscription, ticket.delivery, ticket.size)

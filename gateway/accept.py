@@ -129,7 +129,7 @@ class Desk:
         if channel:
             scopes = self._scopes(tenant, holder, chosen.route.deployment)
             granted = await self._reserve(job, scopes, deadline_s)
-            job = replace(job, is_reserved=any(scope.parts for scope in scopes))
+            job = replace(job, is_reserved=any(scope.parts for scope in scopes), is_waited_for=True)
         try:
             if len(raw) > INLINE_BODY:
                 job = replace(job, payload=await self.payloads.put(body_path(job.tenant, job.id), raw))

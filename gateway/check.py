@@ -161,6 +161,34 @@ def _deployment(settings: Settings, name: str, price: Price | None) -> Iterator[
     if deployment.backend in ("bedrock", "sagemaker") and deployment.url:
         yield Finding(Level.WARNING, f"{at}.url", f"is not used by {deployment.backend}")
     yield from _price(settings, f"{at}.price", deployment, price)
+    yield from _fallback(settings, name, deployment)
+
+
+def _fallback(settings: Settings, name: str, deployment: DeploymentSettings) -> Iterator[Finding]:
+    """Lists do not lead on from one to the next, so that two deployments may well stand in for each other."""
+    seen: set[str] = set()
+    for index, each in enumerate(deployment.fallback):
+        at, target = f"deployments.{name}.fallback[{index}]", each.deployment
+        if target not in settings.deployments:
+            yield Finding(Level.ERROR, at, f"names {target}, which is no deployment; {_near(target, settings)}")
+            continue
+        if target == name:
+            yield Finding(Level.ERROR, at, "names the deployment itself; it is tried again anyway")
+        if target in seen:
+            yield Finding(Level.ERROR, at, f"names {target} a second time; keep one")
+        seen.add(target)
+        other = settings.deployments[target]
+        lacks = [str(each) for each in deployment.modalities if each not in other.modalities]
+        lacks += ["tools"] if deployment.tools and not other.tools else []
+        lacks += ["prefill"] if deployment.prefill and not other.prefill else []
+        if lacks:
+            yield Finding(Level.WARNING, at, f"{target} does not do {', '.join(lacks)}: such jobs pass it by")
+        if other.window < deployment.window:
+            yield Finding(
+                Level.WARNING,
+                at,
+                f"{target} has a window of {other.window} and {name} of {deployment.window}: longer jobs pass it by",
+            )
 
 
 def _price(settings: Settings, where: str, deployment: DeploymentSettings, price: Price | None) -> Iterator[Finding]:

@@ -47,10 +47,11 @@ from gateway.settings_values import (
     Whole,
 )
 from policies import pricebook
-from policies.deployments import Deployment, Limits, Modality, Tier, Timeouts
+from policies.cooldown import CooldownRule
+from policies.deployments import Deployment, Fallback, Limits, Modality, Tier, Timeouts
 from policies.pricebook import PriceBook, PriceBookError
 from policies.pricing import Meter, Price
-from policies.retries import RetryRule
+from policies.retries import Failure, RetryRule
 from policies.tenants import Tenant
 from policies.webhooks import Endpoint, decoded
 
@@ -164,14 +165,30 @@ class WorkerSettings(Section):
     concurrency: Whole = Field(default=64, ge=1, le=2000)
     drain_s: Number = Field(default=30.0, ge=0, le=7200)
     attempts: Whole = Field(default=4, ge=1, le=20)
+    job_attempts: Whole = Field(default=8, ge=1, le=100)
     first_wait_s: Number = Field(default=0.5, gt=0, le=60)
     longest_wait_s: Number = Field(default=30.0, gt=0, le=600)
+    patience_s: Number = Field(default=3.0, ge=0, le=600)
+    retry_share: Number = Field(default=0.2, ge=0, le=1)
+    cooldown_s: Number = Field(default=3.0, gt=0, le=600)
+    longest_cooldown_s: Number = Field(default=20.0, gt=0, le=3600)
     health_host: str = Field(default="127.0.0.1", min_length=1, max_length=253)
     health_port: Whole = Field(default=4001, ge=0, le=65535)
 
     def retry_rule(self) -> RetryRule:
         """How often and how patiently a call is tried again."""
-        return RetryRule(self.attempts, self.first_wait_s, self.longest_wait_s)
+        return RetryRule(
+            attempts=self.attempts,
+            first_wait=self.first_wait_s,
+            longest_wait=self.longest_wait_s,
+            most=max(self.attempts, self.job_attempts),
+            patience=self.patience_s,
+            share=self.retry_share,
+        )
+
+    def cooldown_rule(self) -> CooldownRule:
+        """How long a deployment that fails is left alone."""
+        return CooldownRule(first=self.cooldown_s, longest=max(self.cooldown_s, self.longest_cooldown_s))
 
 
 class FileSettings(Section):
@@ -293,6 +310,13 @@ class TimeoutSettings(Section):
     first_token_s: Number = Field(default=60.0, gt=0, le=3600)
     read_s: Number = Field(default=90.0, gt=0, le=3600)
     total_s: Number = Field(default=300.0, gt=0, le=7200)
+    first_token_per_1k_s: Number = Field(default=1.0, ge=0, le=600)
+    hurried_first_token_s: Number = Field(default=10.0, gt=0, le=3600)
+    hurried_read_s: Number = Field(default=20.0, gt=0, le=3600)
+
+    def timeouts(self) -> Timeouts:
+        """The domain's value."""
+        return Timeouts(**{name.removesuffix("_s"): value for name, value in self})
 
 
 class PriceSettings(Section):
@@ -343,8 +367,23 @@ class MicrobatchSettings(Section):
     inputs: Whole = Field(default=256, ge=1, le=2048)
 
 
+class FallbackSettings(Section):
+    """Where jobs go on when their deployment fails; without `on` after any failure that another may not have."""
+
+    deployment: DeploymentName
+    on: Annotated[tuple[Failure, ...], Listed] | None = Field(default=None, min_length=1, max_length=len(Failure))
+
+    def fallback(self) -> Fallback:
+        """The domain's value."""
+        return Fallback(self.deployment, None if self.on is None else frozenset(self.on))
+
+
+def _fallback(value: object) -> object:
+    return {"deployment": value} if isinstance(value, str) else value
+
+
 class DeploymentSettings(Section):
-    """One model on one backend."""
+    """One model on one backend. `fallback` is in the order in which it is gone through."""
 
     backend: Literal["gpu", "echo", "bedrock", "sagemaker"]
     model: str = Field(min_length=1, max_length=300)
@@ -361,6 +400,11 @@ class DeploymentSettings(Section):
     price: Annotated[PriceSettings | None, BeforeValidator(_price)] = None
     microbatch: MicrobatchSettings = MicrobatchSettings()
     replicas: ReplicaSettings | None = None
+    fallback: Annotated[tuple[Annotated[FallbackSettings, BeforeValidator(_fallback)], ...], Listed] = Field(
+        default=(), max_length=10
+    )
+    tools: bool = True
+    prefill: bool = True
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> Self:
@@ -442,7 +486,6 @@ class Settings(Section):
         return self
 
     def _deployment(self, name: str, deployment: DeploymentSettings) -> Deployment:
-        timeouts = deployment.timeouts
         return Deployment(
             name=name,
             backend=deployment.backend,
@@ -453,12 +496,15 @@ class Settings(Section):
             window=deployment.window,
             max_output=deployment.max_output,
             limits=deployment.limits.limits(),
-            timeouts=Timeouts(timeouts.connect_s, timeouts.first_token_s, timeouts.read_s, timeouts.total_s),
+            timeouts=deployment.timeouts.timeouts(),
             price=self._price_of(deployment.price),
             microbatch_size=deployment.microbatch.size,
             microbatch_wait_s=deployment.microbatch.wait_s,
             microbatch_inputs=deployment.microbatch.inputs,
             fleet=None if deployment.replicas is None else deployment.replicas.fleet(),
+            fallback=tuple(each.fallback() for each in deployment.fallback),
+            takes_tools=deployment.tools,
+            takes_prefill=deployment.prefill,
         )
 
     def _price_of(self, price: PriceSettings | None) -> Price | None:

@@ -1,6 +1,8 @@
 """Opens what the settings ask for, and closes it in reverse order. The only place that names an adapter."""
 
+import random
 import ssl
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from gateway.settings import Settings, SettingsError
+from policies.conditions import Conditions
 from policies.deployments import Deployment
 from policies.keys import ApiKeys
 from policies.quota import Quotas, Scopes, Shadow
@@ -61,6 +64,7 @@ class Core:
     board: Board
     epoch: Epoch
     quotas: Quotas
+    conditions: Conditions
     payloads: Payloads
     files: Files
     outbox: Outbox
@@ -94,6 +98,7 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
             board=board,
             epoch=Epoch(board),
             quotas=quotas,
+            conditions=Conditions(scripts, settings.worker.cooldown_rule(), time.monotonic),
             payloads=payloads,
             files=Files(scripts, payloads, most_bytes=files.max_stored, ttl_s=files.ttl_s),
             outbox=Outbox(board, log, quotas, deployments, webhooks),
@@ -239,6 +244,7 @@ def attempt(
 ) -> "Attempt":
     """What runs one delivery of a job. `shadowed` hears of limits that would have refused it."""
     from consumers.attempt import Attempt
+    from consumers.onward import Onward
 
     settings = core.settings.worker
     return Attempt(
@@ -250,7 +256,13 @@ def attempt(
         backend=backend,
         deployments=core.deployments,
         tenants=core.tenants,
-        retries=settings.retry_rule(),
+        onward=Onward(
+            deployments=core.deployments,
+            retries=settings.retry_rule(),
+            conditions=core.conditions,
+            jitter=random.random,
+            clock=time.monotonic,
+        ),
         lease_s=settings.lease_s,
         most_deliveries=settings.max_deliveries,
         shadowed=shadowed,

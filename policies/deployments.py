@@ -1,11 +1,12 @@
 """What can run a job: deployments, their limits and what they can do."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
 
 from policies.fleets import Fleet
 from policies.pricing import Price
+from policies.retries import Failure
 
 
 class Tier(StrEnum):
@@ -49,12 +50,34 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds, for one call: each is longer than the one before it."""
+    """Seconds, for one call: each is longer than the one before it.
+
+    `first_token` grows with the prompt, by `first_token_per_1k` for each 1,000 tokens. The last two are for where the
+    route has another deployment left: then there is better to do than to wait.
+    """
 
     connect: float = 5.0
     first_token: float = 60.0
     read: float = 90.0  # between two pieces of an answer
     total: float = 300.0  # the whole attempt
+    first_token_per_1k: float = 1.0
+    hurried_first_token: float = 10.0
+    hurried_read: float = 20.0
+
+    def of_call(self, input_tokens: int, *, has_next: bool) -> "Timeouts":
+        """Those of a call with a prompt of so many tokens."""
+        first = min(self.first_token, self.hurried_first_token) if has_next else self.first_token
+        first += self.first_token_per_1k * input_tokens / 1000
+        read = min(self.read, self.hurried_read) if has_next else self.read
+        return replace(self, first_token=min(first, self.total), read=read)
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Where a job goes on when its deployment fails, in the order of a list; only `on` these failures, if given."""
+
+    deployment: str
+    on: frozenset[Failure] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +86,8 @@ class Deployment:
 
     So many inputs at most are in an embedding call that several jobs of a microbatch share. With a `fleet` its servers
     are those, and there is no `url`.
+
+    `takes_tools`: it can be given tools. `takes_prefill`: the conversation may end with the beginning of its answer.
     """
 
     name: str
@@ -80,3 +105,6 @@ class Deployment:
     microbatch_wait_s: float = 0.01
     microbatch_inputs: int = 256
     fleet: Fleet | None = None
+    fallback: tuple[Fallback, ...] = ()
+    takes_tools: bool = True
+    takes_prefill: bool = True

@@ -83,7 +83,14 @@ class Finished:
     state: JobState
 
 
-Claim = Run | Cancelled | Expired | Busy | Finished
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The job has gone on at another deployment since its record was written; this is it now."""
+
+    job: Job
+
+
+Claim = Run | Cancelled | Expired | Busy | Finished | Moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +168,7 @@ class JobView:
     charges: tuple[ChargeLine, ...]
     microbatch: str | None
     open_attempt: int | None = None
+    problem: Mapping[str, object] | None = None  # why the deployment that it was meant for failed
 
     @classmethod
     def of(cls, job: Job, state: JobState) -> "JobView":
@@ -232,6 +240,7 @@ class Board:
         self._start = _script("start")
         self._renew = _script("renew")
         self._release = _script("release")
+        self._reroute = _script("reroute")
         self._close = _settling_script("close")
         self._submit = _script("submit")
         self._collect = _script("collect")
@@ -314,19 +323,22 @@ class Board:
 
         A job that the board has lost is written anew from its record.
         """
-        lease_ms = int(lease_s * 1000)
-        answer = cast("list[bytes]", await self._run(self._claim, job.tenant, job.id, owner, lease_ms))
+        arguments: list[Value] = [owner, int(lease_s * 1000), len(job.route.tried)]
+        answer = cast("list[bytes]", await self._run(self._claim, job.tenant, job.id, *arguments))
         if answer[0] == b"missing":
             if await self.epoch() is None:  # all is lost, and what is over is not known before it is rebuilt
                 return Busy(1.0)
             created, expires = int(job.created_at * 1000), int(job.expires_at * 1000)
             seed = [*_fields(job), "created", created, "expires", expires, "class", job.job_class, "queue", job.queue]
-            answer = cast("list[bytes]", await self._run(self._claim, job.tenant, job.id, owner, lease_ms, *seed))
+            seed += ["hop", len(job.route.tried)]
+            answer = cast("list[bytes]", await self._run(self._claim, job.tenant, job.id, *arguments, *seed))
         match answer:
             case [b"busy", left]:
                 return Busy(int(left) / 1000)
             case [b"finished", state, _]:
                 return Finished(JobState(state.decode()))
+            case [b"moved", about]:
+                return Moved(_as_known(job, about))
         kind = {b"run": Run, b"cancelled": Cancelled, b"expired": Expired}[answer[0]]
         return kind(int(answer[1]), int(answer[2]) if answer[2] else None, int(answer[3]) / 1000)
 
@@ -356,6 +368,16 @@ class Board:
         wait_ms = int(wait_s * 1000)
         answer = await self._run(self._release, job.tenant, job.id, owner, int(undo_delivery), wait_ms)
         return None if answer is None else (int(cast(bytes, answer)) + wait_ms) / 1000
+
+    async def reroute(self, job: Job, owner: str, *, problem: Mapping[str, object] | None) -> bool:
+        """The job goes on at another deployment, as `job` says: give the lease back. False when it is another's.
+
+        Records with its earlier routes are void from now on: whoever claims one gets `Moved`. The first `problem` is
+        kept: why the deployment that the job was meant for failed.
+        """
+        told = "" if problem is None else json.dumps(problem)
+        arguments: list[Value] = [owner, len(job.route.tried), envelope.about(job), told]
+        return bool(await self._run(self._reroute, job.tenant, job.id, *arguments, durable=True))
 
     async def now(self) -> float:
         """The board's clock."""
@@ -520,7 +542,8 @@ class Board:
 
     async def revive(self, job: Job, letter: str) -> JobState | None:
         """Queue a failed job anew, until `job.expires_at`; the state that holds now, None for an unknown job."""
-        answer = await self._run(self._revive, job.tenant, job.id, letter, int(job.expires_at * 1000), durable=True)
+        arguments: list[Value] = [letter, int(job.expires_at * 1000), envelope.about(job)]
+        answer = await self._run(self._revive, job.tenant, job.id, *arguments, durable=True)
         return _state(answer) if answer else None
 
     async def closed_letters(self) -> set[str]:
@@ -635,7 +658,14 @@ def _view(tenant: str, job_id: str, pairs: Sequence[bytes], result: bytes | None
         charges=tuple(line for _, text in charged for line in ledger.lines_of(text)),
         microbatch=fields["microbatch"].decode() if fields.get("microbatch") else None,
         open_attempt=int(fields["open"]) if fields.get("open") else None,
+        problem=json.loads(fields["problem"]) if "problem" in fields else None,
     )
+
+
+def _as_known(job: Job, about: bytes) -> Job:
+    """The job of a record, as the board knows it since."""
+    moments = {"created-ms": f"{job.created_at * 1000:.0f}", "deadline-ms": f"{job.expires_at * 1000:.0f}"}
+    return envelope.from_headers(json.loads(about) | moments | {"queue": str(job.queue)}, job.body)
 
 
 def _seconds(value: bytes | None) -> float | None:

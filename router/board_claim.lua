@@ -1,14 +1,17 @@
 -- Take the run lease of a job for an owner.
--- ARGV: prefix, id, owner, lease ms, then (only when the board had lost the job) the fields to write it anew.
--- Returns {verdict, ...}: run|cancelled|expired attempts open-attempt ms-left; busy ms; finished state attempts; missing.
+-- ARGV: prefix, id, owner, lease ms, how many deployments the job was at before the one that its record names, then (only
+--   when the board had lost the job) the fields to write it anew.
+-- Returns {verdict, ...}: run|cancelled|expired attempts open-attempt ms-left; busy ms; finished state attempts; missing;
+--   moved about.
 local job, id, owner, lease_ms = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local now = now_ms()
-local h = redis.call('HMGET', job, 'state', 'owner', 'lease', 'cancel', 'expires', 'attempts', 'open', 'not_before', 'submitted')
+local h = redis.call('HMGET', job, 'state', 'owner', 'lease', 'cancel', 'expires', 'attempts', 'open', 'not_before', 'submitted', 'hop',
+  'about')
 local state = h[1]
 if not state then
-  if #ARGV == 4 then return {'missing'} end
+  if #ARGV == 5 then return {'missing'} end
   local fields = {'state', 'queued'}
-  for i = 5, #ARGV do fields[#fields + 1] = ARGV[i] end
+  for i = 6, #ARGV do fields[#fields + 1] = ARGV[i] end
   redis.call('HSET', job, unpack(fields))
   redis.call('PERSIST', job) -- a rebuild may have left its charges here
   redis.call('ZADD', P .. 'jobs', 0, id)
@@ -21,6 +24,8 @@ end
 if TERMINAL[state] then return {'finished', state, h[6] or '0'} end
 -- The backend has it: a collector concludes it, and this record is not needed any more.
 if h[9] then return {'finished', state, h[6] or '0'} end
+-- It has gone on at another deployment since this record was written.
+if tonumber(h[10] or 0) > tonumber(ARGV[5]) then return {'moved', h[11]} end
 -- Postponed: a copy of the record waits on a retry topic, or its worker died while it was parked.
 if h[8] and not h[4] and now < math.min(tonumber(h[8]), tonumber(h[5])) then
   return {'busy', whole(math.min(tonumber(h[8]), tonumber(h[5])) - now)}

@@ -9,11 +9,12 @@ from typing import Literal
 
 from policies.deployments import Deployment, Modality, Tier
 from policies.pricing import cost
+from policies.retries import Failure
 from policies.tenants import Tenant
 from router import complexity, modality, tokens
 from router.complexity import THRESHOLD, Score
 from router.expected import expected
-from router.job import Estimate, Route
+from router.job import Alternative, Estimate, Route
 
 # The names that leave the deployment to us, and the tier that they insist on.
 TIERS: Mapping[str, Tier | None] = MappingProxyType({"auto": None, "auto:light": Tier.LIGHT, "auto:heavy": Tier.HEAVY})
@@ -24,7 +25,7 @@ SHOWN = 64  # characters of a name in a message
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Where the job goes, and what it may use there at most."""
+    """Where the job goes, and what it may use there at most. The route names what takes it if that fails."""
 
     route: Route
     estimate: Estimate
@@ -96,25 +97,32 @@ def choose(
     is_named = name not in TIERS
     if name is None or (is_named and name not in allowed):
         return _not_found(model, allowed, tenant)
-    pool = [allowed[name]] if is_named else list(allowed.values())
-    options = _options(endpoint, body, pool)
+    pool = {name: allowed[name]} if is_named else allowed
+    fallbacks = {each.deployment for deployment in pool.values() for each in deployment.fallback}
+    known = pool | {key: each for key, each in allowed.items() if key in fallbacks}
+    every = _options(endpoint, body, known.values())
+    options = [option for option in every if option.deployment.name in pool]
     fitting = [option for option in options if option.fits]
+    if not fitting and is_named and (larger := _larger(allowed[name], every)) is not None:
+        fitting, options = [larger], [larger]
     if not fitting:
         others = _options(endpoint, body, allowed.values())
         return _too_long(options, others) if options else _takes_none(endpoint, body, others, is_named=is_named)
 
     tiers = {option.deployment.tier for option in fitting}
     if is_named:
-        wanted = Wanted(allowed[name].tier, (f"asked for {name}",))
+        asked, [taken, *_] = allowed[name], fitting
+        aside = () if taken.deployment is asked else (f"fallback: {name} {Failure.TOO_LONG}",)
+        wanted = Wanted(taken.deployment.tier, (f"asked for {name}", *aside))
     elif len(tiers) == 1:
-        wanted = _only_one_left(name, pool, options, *tiers)
+        wanted = _only_one_left(name, pool.values(), options, *tiers)
     elif (tier := TIERS[name]) is not None:
         wanted = Wanted(tier, (f"asked for {tier}",))
     else:
         scored = score(body)
         wanted = Wanted(Tier.HEAVY if scored.value >= threshold else Tier.LIGHT, scored.reasons, scored.value)
     alias = () if model == name else (f"alias {_shown(model)}",)
-    return _settle(fitting, wanted, alias, modality.of(endpoint, body), max_usd)
+    return _settle(fitting, wanted, alias, modality.of(endpoint, body), max_usd, every)
 
 
 def _resolve(model: str, aliases: Mapping[str, str]) -> str | None:
@@ -129,14 +137,36 @@ def _resolve(model: str, aliases: Mapping[str, str]) -> str | None:
 
 def _options(endpoint: str, body: Mapping[str, object], deployments: Collection[Deployment]) -> list[Option]:
     """Those that take what the job carries and make what it wants."""
-    needed = modality.needs(endpoint, body)
+    needed, has_tools, has_prefill = modality.needs(endpoint, body), _has_tools(body), _has_prefill(body)
     read = tokens.estimate_input(body)
     options = []
     for each in deployments:
-        if needed <= each.modalities:
+        takes_it = (each.takes_tools or not has_tools) and (each.takes_prefill or not has_prefill)
+        if needed <= each.modalities and takes_it:
             job = expected(endpoint, body, each, read=read)
             options.append(Option(each, Estimate.of(job.usage, cost(each.price, job.usage)), job.window))
     return options
+
+
+def _larger(asked: Deployment, every: Collection[Option]) -> Option | None:
+    """The first of its fallbacks that holds what it does not."""
+    by_name = {option.deployment.name: option for option in every}
+    for each in asked.fallback:
+        option = by_name.get(each.deployment)
+        if option is not None and option.fits and (each.on is None or Failure.TOO_LONG in each.on):
+            return option
+    return None
+
+
+def _has_tools(body: Mapping[str, object]) -> bool:
+    return bool(body.get("tools") or body.get("functions"))
+
+
+def _has_prefill(body: Mapping[str, object]) -> bool:
+    """Whether the answer's beginning is there already, to be gone on with."""
+    messages = body.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(last, dict) and last.get("role") == "assistant"
 
 
 def _only_one_left(name: str, pool: Collection[Deployment], options: Collection[Option], tier: Tier) -> Wanted:
@@ -154,7 +184,12 @@ def _only_one_left(name: str, pool: Collection[Deployment], options: Collection[
 
 
 def _settle(
-    fitting: Collection[Option], wanted: Wanted, alias: tuple[str, ...], kind: Modality, max_usd: Decimal | None
+    fitting: Collection[Option],
+    wanted: Wanted,
+    alias: tuple[str, ...],
+    kind: Modality,
+    max_usd: Decimal | None,
+    every: Collection[Option],
 ) -> Chosen | NoRoute:
     best = min((each for each in fitting if each.deployment.tier is wanted.tier), key=lambda each: each.by_price)
     reasons = (*alias, *wanted.reasons)
@@ -164,7 +199,20 @@ def _settle(
         if not best.costs_at_most(max_usd):
             return _too_dear(best, max_usd)
     taken = best.deployment
-    return Chosen(Route(taken.name, taken.backend, kind, taken.tier, reasons, wanted.score), best.estimate)
+    left = _left(taken, every, max_usd)
+    return Chosen(Route(taken.name, taken.backend, kind, taken.tier, reasons, wanted.score, left), best.estimate)
+
+
+def _left(taken: Deployment, every: Collection[Option], max_usd: Decimal | None) -> tuple[Alternative, ...]:
+    """What the job may go on at, in the order of the settings: only what takes it, holds it and is not too dear."""
+    estimates = {
+        option.deployment.name: option.estimate
+        for option in every
+        if option.fits and (max_usd is None or option.costs_at_most(max_usd))
+    }
+    return tuple(
+        Alternative(each, estimates[each.deployment]) for each in taken.fallback if each.deployment in estimates
+    )
 
 
 def _not_found(model: str, allowed: Collection[str], tenant: Tenant) -> NoRoute:
@@ -177,7 +225,8 @@ def _not_found(model: str, allowed: Collection[str], tenant: Tenant) -> NoRoute:
 
 
 def _takes_none(endpoint: str, body: Mapping[str, object], others: Collection[Option], *, is_named: bool) -> NoRoute:
-    needed = " and ".join(sorted(modality.needs(endpoint, body)))
+    has = [name for name, there in (("tools", _has_tools(body)), ("prefill", _has_prefill(body))) if there]
+    needed = " and ".join([*sorted(modality.needs(endpoint, body)), *has])
     if others:
         message = f"This model does not do {needed}. {_would_fit(others)}"
     else:

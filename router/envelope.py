@@ -6,14 +6,27 @@ The headers are documented in `docs/reference/records.md`. Moments are whole mil
 import json
 from collections.abc import Mapping
 from decimal import Decimal
+from typing import Any
 
-from policies.deployments import Modality, Tier
+from policies.deployments import Fallback, Modality, Tier
+from policies.retries import Failure
 from router import compact
-from router.job import JSON, Estimate, Job, JobClass, Payload, Queue, Route
+from router.job import JSON, Alternative, Estimate, Job, JobClass, Payload, Queue, Route
 from router.log import Record
 
 VERSION = "1"
-_TEXTS = ("tenant", "endpoint", "model", "route", "metadata", "traceparent", "payload", "webhook-url")
+_TEXTS = (
+    "tenant",
+    "endpoint",
+    "model",
+    "route",
+    "metadata",
+    "traceparent",
+    "payload",
+    "webhook-url",
+    "fallback",
+    "tried",
+)
 _COUNTS = ("images", "audio_seconds", "characters")  # of an estimate, where there are any
 LARGEST = 10**13  # of any number in a header; as milliseconds, the year 2286
 
@@ -45,7 +58,8 @@ def _check_texts(headers: Mapping[str, str], job: Job) -> None:
     texts = "".join(headers.get(name, "") for name in _TEXTS)
     texts.encode()
     if "\\u" in texts:
-        read = [dict(job.metadata), job.route.deployment, job.route.backend, *job.route.reasons]
+        read = [dict(job.metadata), job.route.deployment, job.route.backend, *job.route.reasons, *job.route.tried]
+        read += [each.fallback.deployment for each in job.route.left]
         json.dumps([*read, job.payload.path if job.payload else ""], ensure_ascii=False).encode()
 
 
@@ -89,14 +103,7 @@ def to_headers(job: Job) -> dict[str, str]:
                 "score": route.score,
             }
         ),
-        "estimate": compact.text(
-            {
-                "input": job.estimate.input_tokens,
-                "output": job.estimate.output_tokens,
-                "usd": None if job.estimate.usd is None else str(job.estimate.usd),
-                **{name: count for name in _COUNTS if (count := getattr(job.estimate, name))},
-            }
-        ),
+        "estimate": compact.text(_estimate_values(job.estimate)),
         "result-ttl-s": f"{job.result_ttl_s:.3f}",
         "reruns": "allow" if job.reruns_allowed else "refuse",
     }
@@ -118,6 +125,12 @@ def to_headers(job: Job) -> dict[str, str]:
         headers["reserved"] = "1"
     if job.webhook_url:
         headers["webhook-url"] = job.webhook_url
+    if job.is_waited_for:
+        headers["waited-for"] = "1"
+    if route.left:
+        headers["fallback"] = compact.text([_alternative_values(each) for each in route.left])
+    if route.tried:
+        headers["tried"] = compact.text({"deployments": route.tried, "attempts": route.spent})
     return headers
 
 
@@ -130,7 +143,7 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
     """The job of these headers. Raises KeyError for a missing header, ValueError and its like for a wrong one."""
     if headers["version"] != VERSION:
         raise ValueError("version")
-    route, estimate = json.loads(headers["route"]), json.loads(headers["estimate"])
+    route, tried = json.loads(headers["route"]), json.loads(headers.get("tried", '{"deployments":[],"attempts":0}'))
     return Job(
         id=_job_id(headers["job"]),
         tenant=headers["tenant"],
@@ -144,13 +157,11 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
             tier=Tier(route["tier"]),
             reasons=tuple(str(reason) for reason in route["reasons"]),
             score=None if route["score"] is None else float(route["score"]),
+            left=tuple(_alternative(values) for values in json.loads(headers.get("fallback", "[]"))),
+            tried=tuple(str(name) for name in tried["deployments"]),
+            spent=_whole(tried["attempts"]),
         ),
-        estimate=Estimate(
-            input_tokens=_whole(estimate["input"]),
-            output_tokens=_whole(estimate["output"]),
-            usd=None if estimate["usd"] is None else _dollars(estimate["usd"]),
-            **{name: _whole(estimate.get(name, 0)) for name in _COUNTS},
-        ),
+        estimate=_estimate(json.loads(headers["estimate"])),
         body=body,
         created_at=_whole(headers["created-ms"]) / 1000,
         expires_at=_whole(headers["deadline-ms"]) / 1000,
@@ -166,7 +177,37 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
         limited_key=headers.get("limited-key", ""),
         is_reserved=headers.get("reserved") == "1",
         webhook_url=headers.get("webhook-url", ""),
+        is_waited_for=headers.get("waited-for") == "1",
     )
+
+
+def _estimate_values(estimate: Estimate) -> dict[str, object]:
+    return {
+        "input": estimate.input_tokens,
+        "output": estimate.output_tokens,
+        "usd": None if estimate.usd is None else str(estimate.usd),
+        **{name: count for name in _COUNTS if (count := getattr(estimate, name))},
+    }
+
+
+def _estimate(values: Mapping[str, Any]) -> Estimate:
+    return Estimate(
+        input_tokens=_whole(values["input"]),
+        output_tokens=_whole(values["output"]),
+        usd=None if values["usd"] is None else _dollars(values["usd"]),
+        **{name: _whole(values.get(name, 0)) for name in _COUNTS},
+    )
+
+
+def _alternative_values(each: Alternative) -> dict[str, object]:
+    on = each.fallback.on
+    values: dict[str, object] = {"deployment": each.fallback.deployment, "estimate": _estimate_values(each.estimate)}
+    return values if on is None else {**values, "on": sorted(on)}
+
+
+def _alternative(values: Mapping[str, Any]) -> Alternative:
+    on = frozenset(map(Failure, values["on"])) if "on" in values else None
+    return Alternative(Fallback(str(values["deployment"]), on), _estimate(values["estimate"]))
 
 
 def payload_text(payload: Payload) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 
-from policies.deployments import Modality, Tier
+from policies.deployments import Fallback, Modality, Tier
 from policies.pricing import Basis, Usage
 
 JSON = "application/json"
@@ -84,8 +84,20 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """A deployment that a job may go on at, and what it may use there at most."""
+
+    fallback: Fallback
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
-    """Where a job goes, and why. `score` is the complexity in 0..1, None where a rule decided."""
+    """Where a job goes, and why. `score` is the complexity in 0..1, None where a rule decided.
+
+    `left` are the deployments that take it next if this one fails; `tried` those that it was at before, with `spent`
+    attempts in all.
+    """
 
     deployment: str
     backend: str
@@ -93,6 +105,9 @@ class Route:
     tier: Tier
     reasons: tuple[str, ...] = ()
     score: float | None = None
+    left: tuple[Alternative, ...] = ()
+    tried: tuple[str, ...] = ()
+    spent: int = 0
 
     @property
     def lane(self) -> str:
@@ -117,7 +132,8 @@ class Job:
     `body` is the client's, byte for byte; it is empty while it lies at `payload`.
     `expires_at` is the deadline to start and finish; the result is kept `result_ttl_s` after that.
     `key_id` is the API key that brought it, `limited_key` that key's name where it has limits of its own. When
-    `is_reserved`, its first attempt has its quota from the door. `webhook_url` is to be told of its end.
+    `is_reserved`, its first attempt has its quota from the door. When `is_waited_for`, a caller holds the line.
+    `webhook_url` is to be told of its end.
     """
 
     id: str
@@ -142,6 +158,7 @@ class Job:
     limited_key: str = ""
     is_reserved: bool = False
     webhook_url: str = field(default="", repr=False)
+    is_waited_for: bool = False
 
     @property
     def band(self) -> str:

@@ -24,8 +24,11 @@ from consumers.attempt import Attempt
 from consumers.backend import Backend
 from consumers.backend_echo import EchoBackend
 from consumers.meters import WorkerMeters
+from consumers.onward import Onward
 from consumers.tally import Tally
 from consumers.worker import Bounds, Worker
+from policies.conditions import Conditions
+from policies.cooldown import CooldownRule
 from policies.deployments import Deployment, Modality, Tier
 from policies.keys import ApiKeys
 from policies.pricing import ChargeLine, Meter, Price, Usage, charge
@@ -191,6 +194,7 @@ class Bench:
     deployments: dict[str, Deployment]
     tenants: dict[str, Tenant]
     retries: RetryRule = field(default_factory=lambda: RetryRule(first_wait=0.02, longest_wait=0.1))
+    cooldown: CooldownRule = field(default_factory=lambda: CooldownRule(first=0.2, longest=1.0))
     lease_s: float = 20.0
 
     @property
@@ -226,7 +230,13 @@ class Bench:
                 "backend": backend or EchoBackend(),
                 "deployments": self.deployments,
                 "tenants": self.tenants,
-                "retries": self.retries,
+                "onward": Onward(
+                    deployments=self.deployments,
+                    retries=self.retries,
+                    conditions=Conditions(self.scripts, self.cooldown, time.monotonic),
+                    jitter=random.Random(1).random,
+                    clock=time.monotonic,
+                ),
                 "lease_s": self.lease_s,
                 "most_deliveries": 3,
                 "jitter": random.Random(1).random,

@@ -8,6 +8,7 @@ has died do nothing any more.
 import asyncio
 import itertools
 import json
+import random
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from consumers.attempt import Attempt
 from consumers.backend import Answer, Backend, BackendError, OnChunk, SoFar
+from consumers.onward import Onward
 from consumers.outcome import Later
 from consumers.sweeper import Sweeper
 from consumers.tally import Tally
@@ -31,6 +33,7 @@ from gateway import wiring
 from gateway.accept import INLINE_BODY, Acceptance, Desk
 from gateway.openai import parse_chat
 from gateway.settings import Settings
+from policies.conditions import Conditions
 from policies.deployments import Deployment
 from policies.keys import KeyHolder
 from policies.pricing import ChargeLine, Usage
@@ -203,7 +206,13 @@ class World:
             backend=cast(Backend, life.of(self.upstream)),
             deployments=core.deployments,
             tenants=core.tenants,
-            retries=core.settings.worker.retry_rule(),
+            onward=Onward(
+                deployments=core.deployments,
+                retries=core.settings.worker.retry_rule(),
+                conditions=Conditions(scripts, core.settings.worker.cooldown_rule(), time.monotonic),
+                jitter=random.random,
+                clock=time.monotonic,
+            ),
             lease_s=LEASE_S,
             most_deliveries=core.settings.worker.max_deliveries,
         )

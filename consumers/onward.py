@@ -1,0 +1,142 @@
+"""Whether a job may be called at its deployment, and where it goes on after a failure: asks the pure decisions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from consumers.backend import BackendError
+from consumers.outcome import Later
+from policies.conditions import Conditions
+from policies.cooldown import Condition, Cooling, Probe
+from policies.deployments import Deployment
+from policies.retries import FINAL, Again, Elsewhere, Failure, GiveUp, RetryRule, Tried
+from policies.retrybudget import RetryBudget
+from policies.scripts import BoardUnavailableError
+from router.fallback import alternatives
+from router.job import Alternative, Job
+
+log = structlog.get_logger(__name__)
+
+NO_BUDGET_S = 5.0
+LONGEST_HOLD_S = 10.0  # that a caller waits for a deployment to be tested again
+
+
+@dataclass(slots=True)
+class Onward:
+    """What a worker knows of its deployments: how they do, and how many retries they may get."""
+
+    deployments: Mapping[str, Deployment]
+    retries: RetryRule
+    conditions: Conditions
+    jitter: Callable[[], float]
+    clock: Callable[[], float]
+    _budgets: dict[str, RetryBudget] = field(default_factory=dict)
+
+    async def before(self, job: Job, *, here: int) -> Alternative | Later | GiveUp | None:
+        """None: it may be called, for all that is known; `here` attempts were made. Raises `BoardUnavailableError`."""
+        name = job.route.deployment
+        cooling = await self.conditions.cooling(name)
+        if cooling is not None:
+            return await self.instead(job, cooling)
+        if here and not self._budget(name).has_room(self.clock()):
+            return await self._next(job, Failure.UNAVAILABLE) or Later(NO_BUDGET_S, "retry_budget")
+        return None
+
+    async def ask(self, job: Job, call: str) -> Alternative | Later | GiveUp | Probe | None:
+        """The last question before a call; `Probe`: this call shows whether the deployment is back.
+
+        Then it is to end in `answered`, `after` or `released`. Raises `BoardUnavailableError`.
+        """
+        match await self.conditions.ask(job.route.deployment, call):
+            case Cooling() as cooling:
+                return await self.instead(job, cooling)
+            case Probe() as probe:
+                return probe
+        return None
+
+    async def instead(self, job: Job, cooling: Cooling) -> Alternative | Later | GiveUp:
+        """What a job does while its deployment cools. A queued one waits, a caller not for long."""
+        wait = Later(cooling.seconds + 0.2 * self.jitter(), "cooling")
+        if cooling.is_pause and cooling.seconds <= self.retries.patience:
+            return wait
+        failure = Failure.THROTTLED if cooling.is_pause else Failure.UNAVAILABLE
+        to = await self._next(job, failure)
+        if to is not None:
+            return to
+        is_too_long = job.is_waited_for and cooling.seconds > LONGEST_HOLD_S and not cooling.is_pause
+        return GiveUp(failure.value) if is_too_long else wait
+
+    def called(self, job: Job, *, here: int) -> None:
+        """A call is made, the `here`-th at this deployment."""
+        self._budget(job.route.deployment).called(self.clock(), is_retry=here > 1)
+
+    async def patient(self, job: Job, deployment: Deployment) -> Deployment:
+        """The deployment with the time-outs of this call: short ones where there is somewhere else to go."""
+        try:
+            has_next = await self._next(job, Failure.TIMED_OUT) is not None
+        except BoardUnavailableError:
+            has_next = False
+        timeouts = deployment.timeouts.of_call(job.estimate.input_tokens, has_next=has_next)
+        return replace(deployment, timeouts=timeouts)
+
+    async def answered(self, job: Job, call: str) -> None:
+        """The deployment answers."""
+        await self.conditions.succeeded(job.route.deployment, call)
+
+    async def released(self, job: Job, call: str) -> None:
+        """A probe that shows nothing."""
+        await self.conditions.released(job.route.deployment, call)
+
+    async def after(
+        self, job: Job, error: BackendError, call: str, *, attempts: int, seconds_left: float
+    ) -> Again | Alternative | GiveUp:
+        """What follows a call that failed, the `attempts`-th of the job."""
+        name, here = job.route.deployment, attempts - job.route.spent
+        try:
+            condition = await self._told(job, error, call)
+            to = await self._next(job, error.failure)
+        except BoardUnavailableError:  # then nobody knows how they do
+            condition, to = Condition(), next(iter(alternatives(job, error.failure, self.deployments)), None)
+        decision = self.retries.decide(
+            error.failure,
+            Tried(
+                attempts=attempts,
+                here=here,
+                seconds_left=seconds_left,
+                has_next=to is not None,
+                has_replicas=error.another_replica,
+                is_fallback=bool(job.route.tried),
+                reruns_allowed=job.reruns_allowed,
+                may_retry=self._budget(name).has_room(self.clock()),
+                is_waited_for=job.is_waited_for,
+            ),
+            retry_after=error.retry_after,
+            jitter=self.jitter(),
+        )
+        if to is None or isinstance(decision, GiveUp):
+            assert not isinstance(decision, Elsewhere)
+            return decision
+        is_left_alone = condition.openings > 0 and error.failure not in FINAL
+        return to if is_left_alone or isinstance(decision, Elsewhere) else decision
+
+    async def _told(self, job: Job, error: BackendError, call: str) -> Condition:
+        if error.another_replica:
+            return Condition()
+        name = job.route.deployment
+        condition = await self.conditions.failed(
+            name, error.failure, job=job.id, call=call, retry_after=error.retry_after
+        )
+        if condition.openings and not condition.probe:
+            log.warning("deployment_cooling", deployment=name, openings=condition.openings, failure=error.failure)
+        return condition
+
+    async def _next(self, job: Job, failure: Failure) -> Alternative | None:
+        """The first deployment of the route that takes it, and does well."""
+        for each in alternatives(job, failure, self.deployments):
+            if await self.conditions.cooling(each.fallback.deployment) is None:
+                return each
+        return None
+
+    def _budget(self, deployment: str) -> RetryBudget:
+        return self._budgets.setdefault(deployment, RetryBudget(self.retries.share))
