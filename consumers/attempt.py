@@ -335,7 +335,6 @@ class _OneAttempt:
     async def _instead(self, what: Alternative | Later | GiveUp) -> Outcome:
         """Its deployment is left alone, and nothing was called: go on elsewhere, wait, or tell the caller."""
         await self._refund()
-        self._is_granted = False
         match what:
             case Later():
                 return await self._released(what, undo_delivery=False)

@@ -103,6 +103,8 @@ class JobFailedError(Exception):
 # How a job's own error code is shown when its result is asked for.
 _FAILED: Mapping[str, int] = {
     Failure.REJECTED: 400,
+    Failure.TOO_LONG: 400,
+    Failure.FILTERED: 400,
     Failure.THROTTLED: 503,
     Failure.UNAVAILABLE: 503,
     Failure.BACKEND_ERROR: 502,

@@ -47,6 +47,12 @@ class OpenAIDouble:
         seen = cast(dict[str, object], self._get("/_double/last"))
         return cast(dict[str, object], seen["body"]), cast(dict[str, str], seen["headers"])
 
+    def heal(self, model: str) -> None:
+        """From now on this model does well."""
+        request = urllib.request.Request(f"{self.url}/_double/heal?model={quote(model)}", method="POST")
+        with urllib.request.urlopen(request, timeout=5):
+            return
+
     async def until(self, condition: Callable[[Calls], bool], *, job: str | None = None, within: float = 5.0) -> Calls:
         """What the double saw as soon as the condition is true of it. Raises AssertionError when it never is."""
         deadline = time.monotonic() + within
@@ -63,9 +69,9 @@ class OpenAIDouble:
 
 
 @contextmanager
-def openai_double() -> Iterator[OpenAIDouble]:
+def openai_double(port: int = 0) -> Iterator[OpenAIDouble]:
     """A double of its own, ended with the block; it also ends when this process dies."""
-    with started([sys.executable, "-m", "tests.doubles.openai_double", "--port", "0"], within=START_S) as line:
+    with started([sys.executable, "-m", "tests.doubles.openai_double", "--port", str(port)], within=START_S) as line:
         yield OpenAIDouble(line.split()[-1])
 
 

@@ -17,15 +17,19 @@ the last user message, word by word, and never with more words than `max_tokens`
 | `stall` | the first word, then nothing more |
 | `comments` | comments for ever, and no word |
 | `error-N` | status N with OpenAI's error body; `context-N` the same in llama.cpp's shape |
-| `once-N` | status N on the first call for each job (with `retry-after-ms: 50`), then an answer |
+| `once-N` | status N on the first call for each job (with `retry-after-ms: 50`, or `retry-after-S`), then an answer |
+| `once-reset` | hangs up before any byte on the first call for each job, then answers |
+| `long`, `filtered` | status 400 as OpenAI has it for a prompt over the window, and for its content filter |
+| `no-prefill` | status 400 for a conversation that ends with the assistant's message |
 | `retry-after-S` | adds `retry-after: S` to an error; `retry-date` an HTTP date a minute ahead |
 | `reset` | hangs up before any byte |
 | `stale` | hangs up before any byte, on a connection that was used before |
-| `cut` | half the words, then the connection breaks |
+| `cut` | half the words, then the connection breaks; `cut-N` after N words |
+| `hold-S` | 20 words, S seconds of silence, then the rest |
 | `cut-clean` | half the words, then a proper end without finish reason or `[DONE]` |
 | `no-done`, `no-finish`, `no-usage` | leaves that out |
 | `linger` | all but `[DONE]`, and does not hang up |
-| `broken` | a malformed event in the middle |
+| `broken` | a malformed event in the middle; `broken-N` as the N-th |
 | `event-error-N` | half the words, then an error event with code N |
 | `error-first-N` | an error event with code N before any word |
 | `huge` | words for ever; `huge-event` one event for ever |
@@ -38,7 +42,8 @@ the last user message, word by word, and never with more words than `max_tokens`
 Embeddings, images, speech and transcription are those of `media_double`.
 
 Calls are counted by their `x-request-id` (`JOB.ATTEMPT`): `GET /_double/calls[?job=ID]`, see `Ledger.view`.
-`GET /_double/last` is the last call's body and headers. `GET /health` and `GET /v1/models` answer as those of
+`GET /_double/last` is the last call's body and headers. After `POST /_double/heal?model=NAME` that model does well:
+only `words-N` and `pace-N` still hold. `GET /health` and `GET /v1/models` answer as those of
 llama.cpp, which takes any model; for the key `strict` as a server that does not, and `wrong` is refused.
 """
 
@@ -127,6 +132,10 @@ class Behaviours:
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
+    def healed(self) -> "Behaviours":
+        """How much is answered and how fast, and no fault."""
+        return Behaviours("+".join(name for name in self._names if name.startswith(("words-", "pace-"))), "")
+
     def number(self, name: str) -> int | None:
         """The N of `name-N`."""
         for given in self._names:
@@ -145,6 +154,7 @@ class Double:
     def __init__(self) -> None:
         self.ledger = Ledger()
         self._connections: deque[object] = deque(maxlen=1000)
+        self._healed: set[str] = set()
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=LARGEST_BODY)
@@ -157,6 +167,7 @@ class Double:
         app.router.add_get("/health", self.health)
         app.router.add_get("/_double/calls", self.calls)
         app.router.add_get("/_double/last", self.last)
+        app.router.add_post("/_double/heal", self.heal)
         return app
 
     async def models(self, request: web.Request) -> web.Response:
@@ -173,6 +184,10 @@ class Double:
 
     async def last(self, request: web.Request) -> web.Response:
         return web.json_response(self.ledger.last)
+
+    async def heal(self, request: web.Request) -> web.Response:
+        self._healed.add(request.query["model"])
+        return web.Response()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._counted(request, await request.json(), self._answer)
@@ -214,6 +229,8 @@ class Double:
     async def _answer(self, request: web.Request, body: dict[str, object], call: Call) -> web.StreamResponse:
         text = _last_user_text(body)
         asked = Behaviours(str(body.get("model")), text)
+        if body.get("model") in self._healed:
+            asked = asked.healed()
         if (misbehaved := await self._misbehave(request, asked, call)) is not None:
             return misbehaved
         chunks = list(_chunks(body, asked, text))
@@ -228,6 +245,10 @@ class Double:
             await asyncio.sleep(LONGEST_WAIT)
         if "reset" in asked or ("stale" in asked and self._was_used(request)):
             return _hang_up(request)
+        if "once-reset" in asked and self.ledger.by_job[call.job] == 1:
+            return _hang_up(request)
+        if "no-prefill" in asked and _ends_with_assistant(body):
+            return _error(400, "the last message must not be the assistant's", code="invalid_request_error")
         return self._refusal(asked, call)
 
     def _was_used(self, request: web.Request) -> bool:
@@ -241,12 +262,16 @@ class Double:
         if "retry-date" in asked:
             headers["retry-after"] = formatdate(time.time() + 60, usegmt=True)
         if (status := asked.number("once")) is not None and self.ledger.by_job[call.job] == 1:
-            return _error(status, "only the first time", headers={"retry-after-ms": "50", **headers})
+            return _error(status, "only the first time", headers=headers or {"retry-after-ms": "50"})
         if (status := asked.number("error")) is not None:
             return _error(status, "as asked", param="messages", headers=headers)
         if (status := asked.number("context")) is not None:
             error = {"code": status, "message": "the request exceeds the context", "type": "exceed_context_size_error"}
             return web.json_response({"error": error}, status=status)
+        if "long" in asked:
+            return _error(400, "This model's maximum context length is 8 tokens.", code="context_length_exceeded")
+        if "filtered" in asked:
+            return _error(400, "The prompt was filtered: hate, high.", code="content_filter", param="prompt")
         if "html" in asked:
             return web.Response(text="<h1>Welcome</h1>", content_type="text/html")
         if "moved" in asked:
@@ -261,6 +286,11 @@ def _last_user_text(body: dict[str, object]) -> str:
         if message.get("role") == "user" and isinstance(content, str):
             return content
     return ""
+
+
+def _ends_with_assistant(body: dict[str, object]) -> bool:
+    messages = body.get("messages")
+    return isinstance(messages, list) and bool(messages) and messages[-1].get("role") == "assistant"
 
 
 def _chunks(body: dict[str, object], asked: Behaviours, text: str) -> Iterator[dict[str, object]]:
@@ -342,7 +372,7 @@ async def _stream(request: web.Request, asked: Behaviours, chunks: list[dict[str
         ready.clear()
         await asyncio.sleep(step)
     await response.write(bytes(ready))
-    if "cut" in asked:
+    if "cut" in asked or asked.number("cut") is not None:
         return _hang_up(request)
     await response.write_eof()
     return response
@@ -357,11 +387,16 @@ def _steps(asked: Behaviours, chunks: list[dict[str, object]]) -> Iterator[bytes
     code = asked.number("event-error")
     half = len(chunks) // 2
     stop = 2 if "stall" in asked else half if code is not None or asked & {"cut", "cut-clean"} else None
-    pace = asked.number("pace")
+    if (words := asked.number("cut")) is not None:
+        stop = 1 + words
+    bad = half if "broken" in asked else (asked.number("broken") or 0) - 1
+    pace, hold = asked.number("pace"), asked.number("hold")
     for i, chunk in enumerate(chunks[:stop]):
         if pace is not None:
             yield pace / 1000
-        if "broken" in asked and i == half:
+        if hold is not None and i == 21:
+            yield hold
+        if i == bad:
             yield b'data: {"choices": [{"delta": {"con\n\n'
         yield _event(chunk)
     if code is not None:

@@ -109,7 +109,7 @@ async def test_a_url_may_or_may_not_end_in_v1(gpu: GpuBackend, light: Deployment
     ("behaviour", "failure", "code"),
     [
         ("error-400", Failure.REJECTED, "double_error"),
-        ("context-400", Failure.REJECTED, "exceed_context_size_error"),
+        ("context-400", Failure.TOO_LONG, "exceed_context_size_error"),
         ("error-413", Failure.REJECTED, "double_error"),
         ("error-422", Failure.REJECTED, "double_error"),
         ("error-401", Failure.MISCONFIGURED, "double_error"),

@@ -147,7 +147,7 @@ async def test_a_prompt_over_the_window_is_rejected_in_the_servers_words(gpu: Gp
     with pytest.raises(BackendError) as raised:
         await gpu.call(a_job("word " * 5000), light, attempt=1, on_chunk=None, so_far=SoFar())
 
-    assert raised.value.failure is Failure.REJECTED
+    assert raised.value.failure is Failure.TOO_LONG
     assert raised.value.code == "exceed_context_size_error"
     assert "context" in raised.value.detail
 

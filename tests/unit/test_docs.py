@@ -28,11 +28,11 @@ from gateway.cli import app
 from gateway.metrics import Metrics
 from gateway.reading import Inflight
 from gateway.settings import MIB, Settings
-from policies.deployments import Modality, Tier
+from policies.deployments import Fallback, Modality, Tier
 from policies.pricing import Basis, Meter, Price, Usage, charge
 from policies.retries import Failure
 from router import envelope, ledger, topics
-from router.job import TERMINAL, Estimate, Job, JobClass, JobState, Payload, Route
+from router.job import TERMINAL, Alternative, Estimate, Job, JobClass, JobState, Payload, Route
 from router.log import Record
 from router.wakeups import Wakeups
 
@@ -47,7 +47,17 @@ JOB = Job(
     endpoint="/v1/chat/completions",
     model="auto",
     job_class=JobClass.STANDARD,
-    route=Route("light", "gpu", Modality.TEXT, Tier.LIGHT, ("short",), 0.2),
+    route=Route(
+        "light",
+        "gpu",
+        Modality.TEXT,
+        Tier.LIGHT,
+        ("short",),
+        0.2,
+        left=(Alternative(Fallback("other"), Estimate(10, 20)),),
+        tried=("first",),
+        spent=1,
+    ),
     estimate=Estimate(10, 20, Decimal("0.1")),
     body=b"",
     created_at=1.0,
@@ -62,6 +72,7 @@ JOB = Job(
     limited_key="ci",
     is_reserved=True,
     webhook_url="https://hooks.example.com/",
+    is_waited_for=True,
 )
 
 
@@ -325,7 +336,7 @@ def _default(field: FieldInfo) -> str:
             return "none"
         case bool() as choice:
             return f"`{choice}`".lower()
-        case ():
+        case "" | {} | ():
             return "empty"
         case tuple() as values:
             return f"`{', '.join(values)}`"
@@ -333,8 +344,6 @@ def _default(field: FieldInfo) -> str:
             return f"`{size // MIB} MiB`"
         case float() as number:
             return f"`{number:g}`" if number < 1e5 else f"`{number:.0f}`"
-        case "" | {}:
-            return "empty"
         case value:
             return f"`{value}`"
 

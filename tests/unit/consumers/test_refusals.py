@@ -51,17 +51,25 @@ def test_a_status_has_one_meaning_whatever_the_body(status: int, content: bytes,
     [
         (
             body(message="too long", type="invalid_request_error", param="messages", code="context_length_exceeded"),
-            Refusal(Failure.REJECTED, "too long", "context_length_exceeded", "messages"),
+            Refusal(Failure.TOO_LONG, "too long", "context_length_exceeded", "messages"),
         ),
         (
             body(message="too long", type="exceed_context_size_error", code=400, n_ctx=512),
-            Refusal(Failure.REJECTED, "too long", "exceed_context_size_error"),
+            Refusal(Failure.TOO_LONG, "too long", "exceed_context_size_error"),
         ),
         (
             b'{"object": "error", "message": "bad", "type": "BadRequestError", "param": null, "code": 400}',
             Refusal(Failure.REJECTED, "bad", "BadRequestError"),
         ),
         (b'{"error": "bad", "error_type": "validation"}', Refusal(Failure.REJECTED, "bad", "validation")),
+        (
+            body(message="This model's maximum context length is 8192 tokens.", type="BadRequestError", code=400),
+            Refusal(Failure.TOO_LONG, "This model's maximum context length is 8192 tokens.", "BadRequestError"),
+        ),
+        (
+            body(message="hate: high", type="invalid_request_error", code="content_filter"),
+            Refusal(Failure.FILTERED, "hate: high", "content_filter"),
+        ),
         (b'{"detail": "bad"}', Refusal(Failure.REJECTED, "bad", "400")),
         (
             b'{"detail": [{"input": "secret"}]}',
@@ -101,8 +109,9 @@ def test_a_refusal_is_small_whatever_was_sent() -> None:
         ("", {"error": {"code": "429"}}, Failure.THROTTLED),
         ("", {"error": {"code": 503}}, Failure.UNAVAILABLE),
         ("", {"error": {"code": 500}}, Failure.BACKEND_ERROR),
-        ("", {"error": {"code": "context_length_exceeded", "type": "server_error"}}, Failure.REJECTED),
-        ("", {"error": {"code": None, "type": "exceed_context_size_error"}}, Failure.REJECTED),
+        ("", {"error": {"code": "context_length_exceeded", "type": "server_error"}}, Failure.TOO_LONG),
+        ("", {"error": {"code": None, "type": "exceed_context_size_error"}}, Failure.TOO_LONG),
+        ("", {"error": {"code": "content_filter", "type": "invalid_request_error"}}, Failure.FILTERED),
         ("", {"error": {"code": "insufficient_quota"}}, Failure.MISCONFIGURED),
         ("", {"error": {"message": "no idea"}}, Failure.BACKEND_ERROR),
         ("", {"error": "overloaded", "error_type": "overloaded"}, Failure.THROTTLED),
