@@ -207,7 +207,7 @@ class Double:
     def _whole(self, answer: Callable[[dict[str, Any], "Behaviours"], web.Response]) -> Answering:
         async def answering(request: web.Request, body: dict[str, Any], call: Call) -> web.StreamResponse:
             asked = Behaviours(str(body.get("model")), media_double.text_of(body))
-            return await self._misbehave(request, asked, call) or answer(body, asked)
+            return await self._misbehave(request, body, asked, call) or answer(body, asked)
 
         return answering
 
@@ -231,14 +231,16 @@ class Double:
         asked = Behaviours(str(body.get("model")), text)
         if body.get("model") in self._healed:
             asked = asked.healed()
-        if (misbehaved := await self._misbehave(request, asked, call)) is not None:
+        if (misbehaved := await self._misbehave(request, body, asked, call)) is not None:
             return misbehaved
         chunks = list(_chunks(body, asked, text))
         if "whole" in asked or not body.get("stream"):
             return web.json_response(_whole(chunks, str(body.get("model"))))
         return await _stream(request, asked, chunks)
 
-    async def _misbehave(self, request: web.Request, asked: Behaviours, call: Call) -> web.Response | None:
+    async def _misbehave(
+        self, request: web.Request, body: dict[str, object], asked: Behaviours, call: Call
+    ) -> web.Response | None:
         if (delay := asked.number("delay")) is not None:
             await asyncio.sleep(delay / 1000)
         if "mute" in asked:
