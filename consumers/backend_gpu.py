@@ -35,7 +35,8 @@ LARGEST_ANSWER = 32 * 1024 * 1024  # bytes of a response
 LARGEST_EVENT = 1024 * 1024  # bytes
 LARGEST_REFUSAL = 64 * 1024  # bytes of an error's body that are read
 LARGEST_LISTING = 1024 * 1024  # bytes of a list of models that are read
-TAIL_S = 5.0  # how long usage and [DONE] may come after the last finish reason
+TAIL_S = 3.0  # how long usage may come after the last finish reason
+DONE_S = 0.5  # how long [DONE] may come after both: it says nothing new
 CLOSE_S = 0.05  # how long the end of the response may come after [DONE]
 PING_S = 5.0
 KEEP_ALIVE_S = 3.0  # vLLM closes idle connections after 5 s; ours are dropped before that can happen under a call
@@ -349,7 +350,8 @@ class _Exchange:
     def _awaited(self) -> tuple[str, float, float]:
         """Which deadline is running: its name, its seconds, and since when."""
         if self._gathered.is_finished:
-            return "read", min(TAIL_S, self._timeouts.read), self._last
+            tail = DONE_S if self._gathered.has_usage else TAIL_S
+            return "read", min(tail, self._timeouts.read), self._last
         if self._gathered.has_begun:
             return "read", self._timeouts.read, self._last
         return "first_token", self._timeouts.first_token, self._started

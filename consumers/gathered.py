@@ -89,6 +89,7 @@ class Gathered:
 
     def __init__(self, job_id: str, model: str, *, choices: int, input_estimate: int, created: int) -> None:
         self.is_done = False  # the backend said [DONE]
+        self.has_usage = False  # it reported what all of the answer used
         self._id = f"chatcmpl-{job_id}"
         self._model = model
         self._wanted = choices
@@ -131,6 +132,7 @@ class Gathered:
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self._reported = usage
+            self.has_usage = self.is_finished  # some report it with each chunk, so far
         created, fingerprint = chunk.get("created"), chunk.get("system_fingerprint")
         if not self._has_created and isinstance(created, int) and created > 0:
             self._created, self._has_created = created, True
