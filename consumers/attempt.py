@@ -1,10 +1,11 @@
 """One delivery of one job: claim it, reserve its quota, call the backend, conclude it."""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -136,6 +137,7 @@ class Attempt:
     running: dict[str, Running] = field(default_factory=dict)
     _woken: set[str] = field(default_factory=set)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _said_at: float = -math.inf
     _scopes: Scopes = field(init=False)
     unsaved: Unsaved = field(init=False)
     conversations: Conversations = field(init=False)
@@ -153,11 +155,8 @@ class Attempt:
         deployment = self.deployments.get(job.route.deployment)
         if deployment is None:
             return Later(UNKNOWN_DEPLOYMENT_S, "unknown_deployment")
-        try:
-            claim = await self.board.claim(job, owner, lease_s=self.lease_s)
-        except BoardUnavailableError:
-            return Later(AWAY_S, "board_away")
-        match claim:
+        # The same owner until there is an answer: one that was lost on its way may have left it the lease.
+        match claim := await self.until_it_works(lambda: self.board.claim(job, owner, lease_s=self.lease_s)):
             case Busy(seconds):
                 return Later(min(seconds, self.lease_s / 4) + 0.05, "busy")
             case Finished():
@@ -249,7 +248,9 @@ class Attempt:
             try:
                 return await act()
             except (BoardUnavailableError, LogUnavailableError, PayloadUnavailableError) as error:
-                log.warning("waiting_for_what_is_away", error=type(error).__name__)
+                if self.clock() - self._said_at > AWAY_S:  # for all that wait
+                    self._said_at = self.clock()
+                    log.warning("waiting_for_what_is_away", error=type(error).__name__, running=len(self.running))
                 await asyncio.sleep(AWAY_S * (0.5 + self.jitter()))
 
 
@@ -477,7 +478,17 @@ class _OneAttempt:
         is_ours = await steps.until_it_works(
             lambda: steps.board.submit(job, self._owner, submitted.reference, check_in_s=submitted.check_in_s)
         )
-        return HandedOff() if is_ours else Later(1.0, "lost")
+        if not is_ours:
+            return Later(1.0, "lost")
+        await self._hold(submitted.check_in_s)
+        return HandedOff()
+
+    async def _hold(self, seconds: float) -> None:
+        """Keep its places until a collector looks again, and two leases more, in which one does that is late."""
+        with suppress(BoardUnavailableError):
+            for scope in self._scopes:
+                hold_s = seconds + 2 * self._steps.lease_s
+                await self._steps.quotas.renew(scope, self.running.rid, hold_s=hold_s)
 
     async def collect(self, submission: Submission) -> Outcome:
         """Ask the backend, and conclude the job if it is over there, cancelled or past its deadline."""
@@ -491,12 +502,14 @@ class _OneAttempt:
             answer = await backend.collect(job, self._deployment, submission.reference, attempt=submission.attempt)
         except BackendError as error:
             if error.failure is Failure.UNAVAILABLE:  # it could not be asked: the job goes on there
+                await self._hold(steps.lease_s)
                 return HandedOff()
             return await self._after(error)
         if isinstance(answer, Pending):
             await steps.until_it_works(
                 lambda: steps.board.submit(job, self._owner, submission.reference, check_in_s=answer.check_in_s)
             )
+            await self._hold(answer.check_in_s)
             return HandedOff()
         return await self._complete(answer)
 

@@ -19,7 +19,8 @@ from router.log import Log, Record
 
 log = structlog.get_logger(__name__)
 
-AT_ONCE = 50
+AT_ONCE = 50  # of one tenant
+TENANTS_AT_ONCE = 8
 
 
 @dataclass(slots=True)
@@ -52,13 +53,24 @@ class Collector:
                 keeper.cancel()
 
     async def round(self) -> None:
-        """Look once at all that are due."""
-        for tenant in self.tenants:
-            owner = f"{self.attempt.wakeups.channel}|collector|{ULID()}"
-            due = await self.attempt.board.collect(tenant, owner, lease_s=self.attempt.lease_s, most=AT_ONCE)
-            async with asyncio.TaskGroup() as tasks:
-                for submission in due:
-                    tasks.create_task(self._one(tenant, owner, submission))
+        """Look once at all that are due, of some tenants at a time."""
+        waiting = iter(self.tenants)
+
+        async def some() -> None:
+            for tenant in waiting:
+                await self._of(tenant)
+
+        ended = await asyncio.gather(*(some() for _ in range(TENANTS_AT_ONCE)), return_exceptions=True)
+        for error in ended:
+            if error is not None:
+                raise error
+
+    async def _of(self, tenant: str) -> None:
+        owner = f"{self.attempt.wakeups.channel}|collector|{ULID()}"
+        due = await self.attempt.board.collect(tenant, owner, lease_s=self.attempt.lease_s, most=AT_ONCE)
+        async with asyncio.TaskGroup() as tasks:
+            for submission in due:
+                tasks.create_task(self._one(tenant, owner, submission))
 
     async def _one(self, tenant: str, owner: str, submission: Submission) -> None:
         view = await self.attempt.board.view(tenant, submission.job_id)

@@ -19,6 +19,7 @@ from router.payloads import Payloads, PayloadUnavailableError
 log = structlog.get_logger(__name__)
 
 AT_ONCE = 200
+TENANTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +60,32 @@ class Sweeper:
                 continue
 
     async def sweep(self) -> None:
-        """One round."""
+        """One round, some tenants at a time: none waits for long because another has much to repair."""
         await self.board.beat()
-        for tenant in self.tenants:
-            swept = await self.board.sweep(tenant, unpublished_s=self.unpublished_s, lease_s=self.lease_s, most=AT_ONCE)
-            for job_id in swept.unpublished:
-                state = await self.board.reject(tenant, job_id)
-                log.warning("unpublished_job_swept", job=job_id, tenant=tenant, state=state)
-                await self._give_back(tenant, job_id, state)
-            for job_id in swept.overdue:
-                await self._expire(tenant, job_id)
-            if swept.objects:
-                await self._forget(tenant, swept.objects)
-            drained = await self.outbox.drain(tenant, age_s=self.left_behind_s, most=AT_ONCE)
-            if drained:
-                log.info("outbox_drained", tenant=tenant, entries=drained)
+        waiting = iter(self.tenants)
+
+        async def some() -> None:
+            for tenant in waiting:
+                await self._sweep(tenant)
+
+        ended = await asyncio.gather(*(some() for _ in range(TENANTS_AT_ONCE)), return_exceptions=True)
+        for error in ended:
+            if error is not None:
+                raise error
+
+    async def _sweep(self, tenant: str) -> None:
+        swept = await self.board.sweep(tenant, unpublished_s=self.unpublished_s, lease_s=self.lease_s, most=AT_ONCE)
+        for job_id in swept.unpublished:
+            state = await self.board.reject(tenant, job_id)
+            log.warning("unpublished_job_swept", job=job_id, tenant=tenant, state=state)
+            await self._give_back(tenant, job_id, state)
+        for job_id in swept.overdue:
+            await self._expire(tenant, job_id)
+        if swept.objects:
+            await self._forget(tenant, swept.objects)
+        drained = await self.outbox.drain(tenant, age_s=self.left_behind_s, most=AT_ONCE)
+        if drained:
+            log.info("outbox_drained", tenant=tenant, entries=drained)
 
     async def _give_back(self, tenant: str, job_id: str, state: JobState) -> None:
         view = await self.board.view(tenant, job_id) if state is JobState.REJECTED else None

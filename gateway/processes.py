@@ -5,7 +5,7 @@ import contextlib
 import gc
 import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway import wiring
+from gateway.check import STOP_S
 from gateway.settings import Settings, SettingsError
 from gateway.wiring import Core
 from policies.ending import ended
@@ -90,7 +91,7 @@ async def worker(settings: Settings, backend: str, *, until_stdin_closes: bool =
         async with _stopping(until_stdin_closes) as stop, _served(health, *where):
             _tune_garbage_collection()
             log.info("worker_started", backend=backend)
-            await worker.run(stop)
+            await _ended(worker.run(stop), stop, within=settings.worker.drain_s + STOP_S)
             log.info("worker_stopped", backend=backend, given_back=worker.held)
 
 
@@ -110,17 +111,14 @@ async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> No
             _stopping(until_stdin_closes) as stop,
             _served(health, *where),
             wiring.open_webhook_sender(core, registry) as sender,
-            asyncio.TaskGroup() as tasks,
         ):
             await _until_topics_exist(core.log, topics.FIXED)
             await begin(core.log, core.board)
+            works = [sweeping.run(stop), sender.run(stop), *(each.run(stop) for each in wiring.retriers(core))]
             if settings.board.rebuild == "auto":
-                tasks.create_task(wiring.rebuilder(core).run(stop))
-            for retrier in wiring.retriers(core):
-                tasks.create_task(retrier.run(stop))
-            tasks.create_task(sender.run(stop))
+                works.append(wiring.rebuilder(core).run(stop))
             log.info("sweeper_started")
-            await sweeping.run(stop)
+            await _ended(_all(works), stop, within=STOP_S)
 
 
 async def collector(settings: Settings, backend: str, *, until_stdin_closes: bool = False) -> None:
@@ -137,7 +135,33 @@ async def collector(settings: Settings, backend: str, *, until_stdin_closes: boo
         where = settings.worker.health_host, settings.worker.health_port
         async with _stopping(until_stdin_closes) as stop, _served(health, *where):
             log.info("collector_started", backend=backend)
-            await collecting.run(stop)
+            await _ended(collecting.run(stop), stop, within=STOP_S)
+
+
+async def _all(works: Iterable[Coroutine[None, None, None]]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for work in works:
+            tasks.create_task(work)
+
+
+async def _ended(work: Coroutine[None, None, None], stop: asyncio.Event, *, within: float) -> None:
+    """Let it run until it ends by itself, which it has so many seconds for once `stop` is set.
+
+    What still waits then for a Redis or a log that is away is left as it is: leases lapse, records come again.
+    """
+    working = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([working], timeout=within)
+        if not working.done():
+            log.warning("stop_cut_short", seconds=within)
+    finally:
+        stopping.cancel()
+        if not working.done():
+            await ended(working)
+    if not working.cancelled():
+        working.result()
 
 
 async def _until_topics_exist(job_log: Log, wanted: tuple[str, ...]) -> None:

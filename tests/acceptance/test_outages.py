@@ -168,7 +168,7 @@ async def _led_again(site: Site, node: int) -> dict[tuple[str, int], int]:
     """The leaders, once this broker follows all its partitions again and an election has made it lead its own."""
     cluster = site.place.cluster
     assert cluster is not None
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 90
     while node not in (leaders := await site.leaders()).values():
         assert time.monotonic() < deadline, "the broker leads nothing again"
         await asyncio.to_thread(cluster.elect_preferred_leaders)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -22,7 +22,7 @@ from policies.deployments import Deployment, Limits, Timeouts
 from policies.pricing import Usage
 from policies.quota import Granted, deployment_scope, tenant_scope
 from policies.retries import RetryRule
-from policies.scripts import Scripts
+from policies.scripts import BoardUnavailableError, Script, Scripts, Value
 from policies.tenants import Tenant
 from router import responses
 from router.board import Board, Busy, Run
@@ -583,13 +583,37 @@ async def test_a_late_answer_is_charged_as_late_and_changes_nothing(bench: Bench
 # What is away
 
 
-async def test_a_board_that_is_away_costs_a_wait_and_nothing_else(bench: Bench) -> None:
-    gone = Redis(host="127.0.0.1", port=1)
+class LosingScripts(Scripts):
+    """Loses the answer to the first claim on its way, as a Redis does that stands still just then."""
+
+    is_lost = False
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value], *, durable: bool = False) -> object:
+        answer = await super().run(script, keys, args, durable=durable)
+        if script.name == "board_claim" and not self.is_lost:
+            self.is_lost = True
+            raise BoardUnavailableError("the answer was lost")
+        return answer
+
+
+async def test_a_claim_whose_answer_was_lost_is_its_owners_at_once(bench: Bench) -> None:
+    bench.lease_s = 3600.0
     job = await bench.job()
+    losing = LosingScripts(bench.redis)
 
-    outcome = await run(bench.attempt(board=Board(Scripts(gone))), job)
+    outcome = await soon(asyncio.create_task(run(bench.attempt(board=Board(losing)), job)))
 
-    assert isinstance(outcome, Later)
+    assert losing.is_lost
+    assert outcome == Concluded()
+
+
+async def test_a_board_that_is_away_costs_a_wait_and_nothing_else(bench: Bench) -> None:
+    job = await bench.job()
+    task = asyncio.create_task(run(bench.attempt(board=Board(Scripts(Redis(host="127.0.0.1", port=1)))), job))
+    done, _ = await asyncio.wait([task], timeout=0.5)
+    task.cancel()
+
+    assert not done
     assert (await run_until_over(bench.attempt(), job))[-1] == Concluded()
 
 

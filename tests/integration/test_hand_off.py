@@ -12,12 +12,13 @@ from redis.asyncio import Redis
 from consumers.backend import Answer, BackendError, OnChunk, Pending, SoFar, Submitted
 from consumers.collector import Collector
 from consumers.retrier import Retrier
-from policies.deployments import Deployment
+from policies.deployments import Deployment, Limits
 from policies.pricing import Usage
 from policies.retries import Failure
+from policies.tenants import Tenant
 from router import envelope, topics
 from router.job import Job, JobState
-from tests.builders import Bench, a_bench, until
+from tests.builders import Bench, a_bench, a_deployment, until
 
 
 @dataclass
@@ -29,6 +30,7 @@ class TakingBackend:
     abandoned: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     is_away: bool = False
+    check_in_s: float = 0.01
 
     async def call(
         self, job: Job, deployment: Deployment, *, attempt: int, on_chunk: OnChunk | None, so_far: SoFar
@@ -37,7 +39,7 @@ class TakingBackend:
         reference = f"{job.id}.{attempt}"
         self.submitted.append(reference)
         self.bodies.append(job.body)
-        return Submitted(reference, 0.01)
+        return Submitted(reference, self.check_in_s)
 
     async def collect(self, job: Job, deployment: Deployment, reference: str, *, attempt: int) -> Answer | Pending:
         """What it was told."""
@@ -46,7 +48,7 @@ class TakingBackend:
         verdict = self.verdicts.get(reference)
         if isinstance(verdict, BackendError):
             raise verdict
-        return verdict or Pending(0.01)
+        return verdict or Pending(self.check_in_s)
 
     async def abandon(self, job: Job, deployment: Deployment, reference: str) -> None:
         """End it."""
@@ -165,6 +167,34 @@ async def test_a_backend_that_cannot_be_asked_keeps_the_job(bench: Bench) -> Non
         [view] = await bench.ended(job)
 
     assert (view.state, view.attempts) == (JobState.COMPLETED, 1)
+
+
+@pytest.mark.parametrize("check_in_s", [0.1, 3.0])
+async def test_it_keeps_its_place_for_as_long_as_the_backend_works_on_it(
+    redis: "Redis", tmp_path: Path, check_in_s: float
+) -> None:
+    limits = Limits(concurrency=1)
+    tenant, deployment = Tenant("acme", limits), a_deployment(limits=limits)
+    async with a_bench(redis, tmp_path, deployments=[deployment], tenants=[tenant]) as bench:
+        bench.lease_s = 0.5  # a place is held for two of these
+        backend = TakingBackend(check_in_s=check_in_s)
+        job = await bench.queued()
+        async with running(bench, backend):
+            await taken(bench, backend)
+            ends = asyncio.get_running_loop().time() + 2.5
+            while asyncio.get_running_loop().time() < ends:
+                assert [await places_taken(bench, slot) for slot in ("{t:acme}", "{b:small}")] == [1, 1]
+                await asyncio.sleep(0.05)
+            backend.verdicts[f"{job.id}.1"] = DONE
+            await bench.ended(job)
+
+        assert [await places_taken(bench, slot) for slot in ("{t:acme}", "{b:small}")] == [0, 0]
+
+
+async def places_taken(bench: Bench, slot: str) -> int:
+    """Those whose hold has not run out."""
+    now_ms = await bench.board.now() * 1000
+    return int(await bench.redis.zcount(f"{slot}:quota:leases", now_ms, "+inf"))
 
 
 async def test_a_collector_that_died_leaves_its_jobs_to_the_next(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 from hashlib import sha1
 from typing import cast
@@ -127,6 +128,40 @@ async def test_what_the_sweeper_and_a_rebuild_do_stays_in_the_slot(cluster: Scri
     await board.recount("acme", lost.id, a_charge(lost).text(lost, concluded=True), at=lost.created_at)
 
     assert await slots_used(cluster) == {key_slot(b"{t:acme}")}
+
+
+async def test_a_job_that_a_backend_has_and_one_that_runs_again_stay_in_the_slot(cluster: Scripts) -> None:
+    board = Board(cluster)
+    job = await accepted(board, a_job())
+    await board.claim(job, OWNER, lease_s=20)
+    await board.start(job, OWNER, most_deliveries=3, microbatch="mb_1")
+    is_ours = await board.submit(job, OWNER, "reference", check_in_s=0.0)
+    [submission] = await board.collect("acme", "worker:2|collector|1", lease_s=20, most=10)
+    failed = a_conclusion(job, JobState.FAILED, attempted=_settling(a_charge(job, 1), job.id))
+    await board.finish(job, "worker:2|collector|1", failed)
+    revived = await board.revive(job, "letter")
+
+    assert is_ours and submission.job_id == job.id and revived is JobState.QUEUED
+    assert await slots_used(cluster) == {key_slot(b"{t:acme}")}
+
+
+async def test_the_letters_that_are_closed_have_a_key_of_their_own(cluster: Scripts) -> None:
+    board = Board(cluster)
+
+    await board.close_letter("letter", "dropped")
+
+    assert await board.closed_letters() == {"letter"}
+
+
+async def test_what_a_rebuild_knows_of_parts_and_days_stays_in_their_slots(cluster: Scripts) -> None:
+    quotas, board = Quotas(cluster), Board(cluster)
+
+    for scope in (OF_TENANT, OF_DEPLOYMENT):
+        for part in scope.parts:
+            await quotas.restore(part.key, month="2026-11", nanodollars=5, day=20_000, tokens=7)
+    await board.recount_day("acme", date(2026, 11, 29), {"small|echo.text.light|jobs": 1}, kept_s=60)
+
+    assert await slots_used(cluster) == {key_slot(b"{t:acme}"), key_slot(b"{b:small}")}
 
 
 async def test_the_epoch_has_keys_of_its_own(cluster: Scripts) -> None:
