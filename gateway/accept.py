@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from types import MappingProxyType
+from typing import Literal
 
 from ulid import ULID
 
@@ -26,6 +28,16 @@ from router.log import Log, LogUnavailableError
 from router.outbox import reservation_id
 from router.payloads import Payloads, body_path
 
+# What each endpoint calls that which the model reads, where it is not `messages`.
+CONTENT: Mapping[str, Literal["input", "prompt", "file"]] = MappingProxyType(
+    {
+        responses.ENDPOINT: "input",
+        "/v1/embeddings": "input",
+        "/v1/images/generations": "prompt",
+        "/v1/audio/speech": "input",
+        "/v1/audio/transcriptions": "file",
+    }
+)
 INLINE_BODY = 256 * 1024
 HOLD_S = 60.0  # a waiting caller's place among the concurrent ones, until a worker renews it
 EARLIER_REQUEST_S = 1.0  # longer than the log takes to confirm on any good day
@@ -189,8 +201,8 @@ class Desk:
             max_usd=asked.wishes.max_usd,
         )
         if isinstance(route, NoRoute):
-            if endpoint == responses.ENDPOINT and route.param == "messages":
-                route = replace(route, param="input")
+            if route.param == "messages":
+                route = replace(route, param=CONTENT.get(endpoint, "messages"))
             raise NoRouteError(route)
         return route
 

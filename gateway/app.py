@@ -13,8 +13,10 @@ from gateway.endpoints.health import Health
 from gateway.endpoints.jobs import Jobs
 from gateway.endpoints.models import Models
 from gateway.endpoints.responses import Responses
+from gateway.endpoints.whole import Whole
 from gateway.head import HttpRequest
 from gateway.services import Services
+from gateway.upload import read_form
 
 
 def create_app(services: Services) -> ASGIApp:
@@ -63,7 +65,12 @@ def routes(services: Services) -> list[Route]:
         _route("DELETE", "/v1/responses/{id}", responses.delete),
         _route("POST", "/v1/responses/{id}/cancel", responses.cancel),
         _route("GET", "/v1/responses/{id}/input_items", responses.input_items),
+        _route("POST", "/v1/embeddings", Whole(services, "/v1/embeddings").create),
+        _route("POST", "/v1/images/generations", Whole(services, "/v1/images/generations").create),
+        _route("POST", "/v1/audio/speech", Whole(services, "/v1/audio/speech").create),
+        _route("POST", "/v1/audio/transcriptions", Whole(services, "/v1/audio/transcriptions", read_form).create),
         _route("GET", "/v1/jobs/{id}", jobs.retrieve),
+        _route("GET", "/v1/jobs/{id}/content", jobs.content),
         _route("DELETE", "/v1/jobs/{id}", jobs.delete),
         _route("POST", "/v1/jobs/{id}/cancel", jobs.cancel),
         _route("GET", "/v1/jobs/{id}/events", jobs.events),

@@ -27,6 +27,7 @@ _MARKS: Mapping[str, tuple[re.Pattern[bytes], ...]] = {
     "video/mp4": (re.compile(rb"....ftyp", re.DOTALL),),
     "video/webm": (re.compile(rb"\x1a\x45\xdf\xa3"),),
 }
+_HEARD = ("audio/", "video/")
 _OTHER_NAMES = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-ms-bmp": "image/bmp"}
 
 
@@ -52,6 +53,11 @@ def check_data_url(url: str, kind: str, param: str) -> None:
         known = ", ".join(sorted(name for name in _MARKS if name.startswith(kind)))
         raise _invalid(param, f"this media type is not supported here; these are: {known}")
     check_base64(url, media_type, param, start=head.end())
+
+
+def is_sound(data: bytes) -> bool:
+    """Whether it begins as a recording does; those of phones and browsers lie in files that could hold a film."""
+    return any(mark.match(data) for name, marks in _MARKS.items() if name.startswith(_HEARD) for mark in marks)
 
 
 def check_base64(text: str, media_type: str, param: str, *, start: int = 0) -> None:

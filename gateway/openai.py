@@ -140,7 +140,7 @@ def _check_file(part: Values, path: str) -> None:
     path = f"{path}.file"
     file = an_object(required(part, "file", path.rpartition(".")[0]), path)
     if file.get("file_id") is not None:
-        raise invalid(f"{path}.file_id", "there are no uploaded files here yet; send the content as 'file_data'")
+        raise invalid(f"{path}.file_id", "uploaded files cannot be used here yet; send the content as 'file_data'")
     check_data_url(a_text(required(file, "file_data", path), f"{path}.file_data"), "application/", f"{path}.file_data")
 
 

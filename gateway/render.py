@@ -68,6 +68,13 @@ def job(view: JobView, result: bytes | None = None) -> bytes:
     return head[:-1] + b',"result":' + (result or b"null") + b"}"
 
 
+def elsewhere(view: JobView) -> bytes:
+    """In the place of a result that is no JSON: what it is, and where."""
+    size = view.result_at.size if view.result_at is not None else 0
+    path = f"/v1/jobs/{JOB}{view.job.id}/content"
+    return encode({"object": "job.content", "media_type": view.media_type, "bytes": size, "path": path})
+
+
 def page(views: Sequence[JobView], *, has_more: bool) -> bytes:
     """A page of job objects, without their results."""
     ids = [JOB + view.job.id for view in views]

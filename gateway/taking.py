@@ -16,8 +16,9 @@ from gateway.body import InvalidRequestError
 from gateway.cancel import cancel
 from gateway.delivery import calling
 from gateway.errors import JobFailedError, UnknownJobError, WaitedTooLongError
+from gateway.fields import Values
 from gateway.parsers import PARSERS
-from gateway.reading import HungUpError, read
+from gateway.reading import Held, HungUpError, read
 from gateway.services import Services
 from policies.keys import KeyHolder
 from policies.quota import Rooms
@@ -26,6 +27,16 @@ from router.job import JobState
 
 LONGEST_KEY = 255  # characters of an idempotency key
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+# A request's body as the job keeps it, and its values. The last argument is how many bytes it may have.
+Reading = Callable[[Request, Held, int], Awaitable[tuple[bytes, Values]]]
+
+
+async def read_json(request: Request, held: Held, most: int) -> tuple[bytes, Values]:
+    """A body of JSON, byte for byte. Raises what `reading.read` and `body.parse` do."""
+    raw = await read(request, held, most=most)
+    return raw, body.parse(raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +71,13 @@ class Taking:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def take(self, request: Request, endpoint: str) -> Taken:
-        """A job from a JSON request. Nothing of the body is held any more once this returns."""
+    async def take(self, request: Request, endpoint: str, reading: Reading = read_json) -> Taken:
+        """A job from a request. Nothing of the body is held any more once this returns."""
         services = self._services
         holder = await self.holder(request)
         key = _idempotency_key(request)
         with services.inflight.request() as held:
-            raw = await read(request, held, most=services.http.max_body)
-            values = body.parse(raw)
+            raw, values = await reading(request, held, services.http.max_body)
             asked = PARSERS[endpoint](values, prefers_async=_prefers_async(request))
             accepted = await services.desk.accept(
                 holder,

@@ -13,7 +13,7 @@ from typing import cast
 from policies.pricing import ChargeLine, picodollars, total
 from policies.scripts import BoardUnavailableError, Script, Scripts, Value
 from router import compact, envelope, ledger
-from router.job import Job, JobState, Payload, Queue
+from router.job import JSON, Job, JobState, Payload, Queue
 
 EPOCH = "board:epoch"
 CLOSED_LETTERS = "board:closed-letters"
@@ -179,6 +179,11 @@ class JobView:
     def usd(self) -> Decimal | None:
         """Dollars so far; None when a line has no price."""
         return total(self.charges)
+
+    @property
+    def media_type(self) -> str:
+        """What the result is."""
+        return self.result_at.media_type if self.result_at is not None else JSON
 
 
 @dataclass(frozen=True, slots=True)

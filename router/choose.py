@@ -37,7 +37,7 @@ class NoRoute:
 
     message: str
     code: Literal["model_not_found", "no_route", "context_length_exceeded"]
-    param: Literal["model", "messages", "input", "pointsman.max_usd"]
+    param: Literal["model", "messages", "input", "prompt", "file", "pointsman.max_usd"]
 
 
 @dataclass(frozen=True, slots=True)

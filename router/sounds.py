@@ -22,7 +22,7 @@ def seconds(head: bytes, size: int) -> int:
 
     A header is believed only as far as the size allows: no recording is charged as shorter or longer than it can be.
     """
-    found = _wav(head, size) or _flac(head) or _mp3(head, size) or size / BYTES_PER_SECOND
+    found = _wav(head, size) or _flac(head) or _mp4(head) or _mp3(head, size) or size / BYTES_PER_SECOND
     return max(1, min(LONGEST_S, math.ceil(size / SLOWEST), math.ceil(found)))
 
 
@@ -49,6 +49,15 @@ def _flac(head: bytes) -> float | None:
     bits = int.from_bytes(head[18:26])
     rate, samples = bits >> 44, bits & (1 << 36) - 1
     return samples / rate if rate and samples else None
+
+
+def _mp4(head: bytes) -> float | None:
+    at = head.find(b"mvhd") if head[4:8] == b"ftyp" else -1
+    if at < 0 or len(head) < at + 36:
+        return None
+    start, size = (at + 24, 8) if head[at + 4] == 1 else (at + 16, 4)
+    scale, length = (int.from_bytes(head[start : start + 4]), int.from_bytes(head[start + 4 : start + 4 + size]))
+    return length / scale if scale and length else None
 
 
 def _mp3(head: bytes, size: int) -> float | None:

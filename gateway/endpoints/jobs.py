@@ -38,6 +38,13 @@ class Jobs:
                     raise HungUpError("the client hung up while it waited")
         return await self._shown(view)
 
+    async def content(self, request: Request) -> Response:
+        """What it made, as its endpoint gives it to a caller who waits; the job with 202 until it is there."""
+        view = await self._taking.known(request)
+        if not view.state.is_terminal:
+            return Response(render.job(view), 202, render.POLL_LATER, render.JSON)
+        return Response(await self._taking.result(view), media_type=view.media_type)
+
     async def page(self, request: Request) -> Response:
         """A page, the newest first."""
         holder = await self._taking.holder(request)
@@ -77,6 +84,10 @@ class Jobs:
         return Response(render.deleted(view.job.id), media_type=render.JSON)
 
     async def _shown(self, view: JobView) -> Response:
-        result = await self._services.delivery.result(view) if view.state is JobState.COMPLETED else None
+        result = None
+        if view.media_type != render.JSON:
+            result = render.elsewhere(view)
+        elif view.state is JobState.COMPLETED:
+            result = await self._services.delivery.result(view)
         headers = {} if view.state.is_terminal else render.POLL_LATER
         return Response(render.job(view, result), headers=headers, media_type=render.JSON)

@@ -77,6 +77,7 @@ def test_a_large_image_counts_for_more_than_a_small_one_and_none_for_more_than_t
         (b"fLaC" + bytes(14) + ((44_100 << 44) | 441_000).to_bytes(8) + bytes(200_000), 10),
         (b"\xff\xfb\x90\x64" + bytes(32) + b"Xing\0\0\0\x01" + (1_000).to_bytes(4) + bytes(200_000), 27),
         (b"OggS" + bytes(79_996), 10),
+        (bytes(4) + b"ftypM4A " + b"mvhd" + bytes(12) + (1_000).to_bytes(4) + (12_300).to_bytes(4) + bytes(50_000), 13),
         (b"x", 1),
     ],
 )
