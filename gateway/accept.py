@@ -1,7 +1,7 @@
 """From a checked request to a job that cannot be lost: quota, board, log, and only then the client's answer."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from policies.tenants import Tenant
 from router import envelope, responses
 from router.board import Accepted, Board, JobView, KeyReused, QueueFull, Same
 from router.choose import Chosen, NoRoute, choose
-from router.conversations import Conversations
+from router.conversations import Conversations, Kept
 from router.epoch import Epoch
 from router.job import Job, JobState
 from router.log import Log, LogUnavailableError
@@ -42,6 +42,10 @@ INLINE_BODY = 256 * 1024
 HOLD_S = 60.0  # a waiting caller's place among the concurrent ones, until a worker renews it
 EARLIER_REQUEST_S = 1.0  # longer than the log takes to confirm on any good day
 LOOK_S = 0.1
+
+
+def _ignore(_: int) -> None:
+    return
 
 
 class NoRouteError(Exception):
@@ -115,11 +119,12 @@ class Desk:
         traceparent: str | None = None,
         job_id: str | None = None,
         deadline_s: float | None = None,
+        hold: Callable[[int], None] = _ignore,
     ) -> Acceptance:
         """Return once the log has the job. With a `channel` the caller waits: quota is reserved now or refused now.
 
         Callers other than HTTP may give the `job_id` (a ULID, the same for the same work: twice is then once), and a
-        `deadline_s` that stands above the request's and the tenant's.
+        `deadline_s` that stands above the request's and the tenant's. `hold` is told how many bytes more are held.
         Raises the errors of this module, `LogUnavailableError`, `BoardUnavailableError`, `PayloadUnavailableError`.
         """
         if self.epoch.fault is not None:  # an idempotency key would be taken for a new one
@@ -133,6 +138,7 @@ class Desk:
         conversation = None
         if endpoint == responses.ENDPOINT:
             values, conversation = await self._in_chat_form(tenant.name, job_id, values)
+            hold(len(conversation))
         chosen = self._choose(endpoint, asked, values, tenant)
         job = _job(job_id, holder, tenant, asked, chosen, endpoint=endpoint, raw=raw, traceparent=traceparent)
         if deadline_s is None:
@@ -181,7 +187,7 @@ class Desk:
         if (previous := values.get("previous_response_id")) is not None:
             items = await self._conversations.until(tenant, render.job_id(str(previous)) or "")
         items += responses.items_of(values, job_id, first=len(items))
-        return responses.to_chat(values, items), self._conversations.pack(responses.echo_of(values), items)
+        return responses.to_chat(values, items), Kept(responses.echo_of(values), items).packed
 
     def _check_webhook(self, url: str, tenant: Tenant) -> None:
         path = "pointsman.webhook_url"

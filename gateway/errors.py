@@ -141,7 +141,7 @@ def as_api_error(error: Exception, *, request_id: str) -> ApiError:
             message = "This Idempotency-Key came with another body before. Use a new key for a new request."
             return ApiError(422, "idempotency_key_reused", message, param="Idempotency-Key")
         case UnknownJobError():
-            return ApiError(404, "not_found", "There is no such job. It may be deleted, or past its time.")
+            return ApiError(404, "not_found", "There is no such job or response. It may be deleted, or past its time.")
         case UnknownFileError():
             return ApiError(404, "not_found", "There is no such file. It may be deleted, or past its time.", param="id")
         case FileInUseError():
@@ -157,8 +157,8 @@ def as_api_error(error: Exception, *, request_id: str) -> ApiError:
             message = "The response to follow is not completed. Wait for it first."
             return ApiError(400, "previous_response_not_completed", message, param="previous_response_id")
         case ConversationTooLongError():
-            message = "The conversation is too long to be kept. Begin a new one, with a summary of it."
-            return ApiError(400, "conversation_too_long", message, param="input")
+            message = "The conversation is too long to be followed. Begin a new one, with a summary of it."
+            return ApiError(400, "conversation_too_long", message, param="previous_response_id")
         case UnknownModelError():
             return ApiError(
                 404,

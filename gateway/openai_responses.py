@@ -27,6 +27,7 @@ from router.responses import LOGPROBS
 UNSTORED_S = 60.0  # how long a result that is not to be stored is there for its waiting caller
 MAX_INSTRUCTIONS = 1_000_000  # characters
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+SUMMARIES = ("auto", "concise", "detailed")
 VERBOSITIES = ("low", "medium", "high")
 ROLES = ("user", "assistant", "system", "developer")
 
@@ -194,6 +195,7 @@ def _check_tools(values: Values) -> None:
             raise wrong_type(f"{path}.description", "a string", tool["description"])
         if tool.get("parameters") is not None:
             an_object(tool["parameters"], f"{path}.parameters")
+        flag(tool, "strict", path)
     if (choice := values.get("tool_choice")) is None:
         return
     if type(choice) is dict:
@@ -216,9 +218,10 @@ def _check_settings(values: Values) -> None:
         if values.get(name) is not None:
             a_text(values[name], name, most=MAX_INSTRUCTIONS if name == "instructions" else MAX_NAME)
     if (reasoning := values.get("reasoning")) is not None:
-        effort = an_object(reasoning, "reasoning").get("effort")
-        if effort is not None:
-            a_choice(effort, "reasoning.effort", EFFORTS)
+        reasoning = an_object(reasoning, "reasoning")
+        for name, known in (("effort", EFFORTS), ("summary", SUMMARIES)):
+            if reasoning.get(name) is not None:
+                a_choice(reasoning[name], f"reasoning.{name}", known)
     if (text := values.get("text")) is not None:
         _check_text(an_object(text, "text"))
 

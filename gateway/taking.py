@@ -88,6 +88,7 @@ class Taking:
                 idempotency_key=key,
                 channel=services.delivery.channel if asked.waits else "",
                 traceparent=_traceparent(request),
+                hold=held.add,
             )
         route = accepted.view.job.route
         services.metrics.accepted(route.lane, accepted.view.job.job_class)

@@ -1,18 +1,18 @@
 """What responses were asked, kept beside their jobs: for those that follow them, and to be shown again."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from router import compact, envelope
 from router.board import Board, JobView
-from router.job import Job, JobState
+from router.job import Job, JobState, Payload
 from router.payloads import PayloadLostError, Payloads, input_path
 from router.response_object import output_of, response
 from router.responses import Object, UntranslatableError, items_of, to_chat
 
 INLINE_INPUT = 64 * 1024
+# What a response may follow:
 MOST_ITEMS = 5_000
 LARGEST = 32 * 1024 * 1024  # characters
 
@@ -40,6 +40,17 @@ class Kept:
     asked: Object
     items: list[Object]
 
+    @classmethod
+    def read(cls, text: str) -> "Kept":
+        """Of the text that `packed` made."""
+        values = json.loads(text)
+        return cls(values["asked"], values["items"])
+
+    @property
+    def packed(self) -> str:
+        """As it is kept."""
+        return compact.text({"asked": self.asked, "items": self.items})
+
     @property
     def is_stored(self) -> bool:
         """Whether its client wants to see it again."""
@@ -54,21 +65,27 @@ class Conversations:
         self._payloads = payloads
 
     async def until(self, tenant: str, job_id: str) -> list[Object]:
-        """All items up to the end of a response. Raises `NoSuchResponseError`, `UnfinishedResponseError`."""
+        """All items up to the end of a response.
+
+        Raises `NoSuchResponseError`, `UnfinishedResponseError`, `ConversationTooLongError`.
+        """
         view = await self._board.view(tenant, job_id)
-        kept = await self.kept(tenant, job_id) if view else None
-        if view is None or kept is None or not kept.is_stored:
+        text = await self._kept_text(tenant, job_id) if view else None
+        kept = Kept.read(text) if text else None
+        if view is None or text is None or kept is None or not kept.is_stored:
             raise NoSuchResponseError(job_id)
         if view.state is not JobState.COMPLETED:
             raise UnfinishedResponseError(job_id)
-        return [*kept.items, *output_of(await self.completion(view), job_id)]
-
-    def pack(self, asked: Object, items: Sequence[Object]) -> str:
-        """What `keep` takes. Raises `ConversationTooLongError`."""
-        text = compact.text({"asked": asked, "items": items})
-        if len(items) > MOST_ITEMS or len(text) > LARGEST:
+        items = [*kept.items, *output_of(await self.completion(view), job_id)]
+        if len(text) > LARGEST or len(items) > MOST_ITEMS:
             raise ConversationTooLongError
-        return text
+        return items
+
+    async def _kept_text(self, tenant: str, job_id: str) -> str | None:
+        text = await self._board.input(tenant, job_id)
+        if (payload := _payload(text)) is None:
+            return text
+        return (await self._payloads.get(payload)).decode()
 
     async def keep(self, job: Job, packed: str, *, ttl_s: float) -> None:
         """Keep it for as long, or until the job's result goes. Safe to repeat."""
@@ -81,19 +98,13 @@ class Conversations:
 
     async def kept(self, tenant: str, job_id: str) -> Kept | None:
         """What a response was asked; None when that is gone."""
-        text = await self._board.input(tenant, job_id)
-        if not text:
-            return None
-        values = json.loads(text)
-        if "path" in values:
-            values = json.loads(await self._payloads.get(envelope.payload_of(text)))
-        return Kept(values["asked"], values["items"])
+        text = await self._kept_text(tenant, job_id)
+        return Kept.read(text) if text else None
 
     async def forget(self, tenant: str, job_id: str) -> None:
-        """Let go of it."""
-        text = await self._board.input(tenant, job_id)
-        if text and "path" in (values := json.loads(text)):
-            await self._payloads.remove(values["path"])
+        """Remove what lies in the object store; the board lets go of its part with the job."""
+        if (payload := _payload(await self._board.input(tenant, job_id))) is not None:
+            await self._payloads.remove(payload.path)
 
     async def chat(self, job: Job) -> bytes:
         """The job's body as a chat request. Raises `ConversationLostError`, `UntranslatableError`."""
@@ -122,3 +133,8 @@ class Conversations:
         kept = await self.kept(view.job.tenant, view.job.id)
         completion = await self.completion(view) if view.state is JobState.COMPLETED else None
         return response(view, kept.asked if kept else {}, completion)
+
+
+def _payload(text: str | None) -> Payload | None:
+    """The pointer, where the board has no more than that."""
+    return envelope.payload_of(text) if text and text.startswith('{"path"') else None

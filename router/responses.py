@@ -66,6 +66,8 @@ def echo_of(values: Mapping[str, Any]) -> Object:
     echo = {name: values[name] for name in ECHOED if values.get(name) is not None}
     if isinstance(echo.get("text"), dict):
         echo["text"] = {**ECHOED["text"], **echo["text"]}  # type: ignore[dict-item]
+    if "tools" in echo:
+        echo["tools"] = [{"parameters": None, "strict": None, **tool} for tool in echo["tools"]]
     return echo
 
 

@@ -28,7 +28,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def client(gateway: Gateway) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with gateway.sdk() as client:
+    async with gateway.sdk().with_options(max_retries=3) as client:  # its Redis may be slow for a moment
         yield client
 
 

@@ -1,13 +1,25 @@
 """What is checked of a request of the Responses API, and how a fault is named."""
 
 import base64
+import copy
+import json
+from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import pytest
+from openai.types.responses import Response
 
 from gateway.asked import Asked, Wishes
 from gateway.body import InvalidRequestError
 from gateway.openai_responses import UNSTORED_S, parse_responses
+from router import responses
+from router.board import JobView
+from router.conversations import Kept
+from router.job import JobState
+from router.response_object import response
+from tests.builders import a_job
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20)).decode()
 PDF = base64.b64encode(b"%PDF-1.7\n" + bytes(20)).decode()
@@ -140,3 +152,53 @@ def test_more_images_than_one_request_may_have_are_refused() -> None:
         parse_responses(a_request(input=[{"role": "user", "content": [IMAGE] * 51}]))
 
     assert refused.value.code == "too_many_images"
+
+
+EVERYTHING: dict[str, Any] = {
+    "model": "auto",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {**IMAGE, "detail": "low"}]},
+        {"type": "message", "role": "assistant", "id": "msg_1", "content": [{"type": "refusal", "refusal": "No"}]},
+        {"type": "function_call", "call_id": "c", "name": "n", "arguments": "{}", "status": "completed"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "q"}]},
+        {"type": "reasoning", "summary": []},
+    ],
+    "instructions": "Be brief",
+    "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True, "description": "d"}],
+    "tool_choice": {"type": "function", "name": "f"},
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}, "verbosity": "low"},
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "include": ["message.output_text.logprobs"],
+    "metadata": {"a": "b"},
+    **{"top_logprobs": 2, "temperature": 1, "top_p": 0.5, "max_output_tokens": 5, "max_tool_calls": 3},
+    **{"store": True, "background": False, "parallel_tool_calls": True, "truncation": "disabled"},
+    **{"service_tier": "flex", "user": "u", "prompt_cache_key": "k", "safety_identifier": "s"},
+}
+JUNK: tuple[Any, ...] = (None, 0, -1, 1.5, True, "", "x", "text", "message", [], {}, [[]], [{}], {"type": "x"})
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for name in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*path, name)
+        yield from places(value[name], (*path, name))
+
+
+def test_whatever_passes_the_door_has_a_chat_form_and_is_a_response_of_the_sdks() -> None:
+    passed = 0
+    for path in places(EVERYTHING):
+        for junk in JUNK:
+            values = copy.deepcopy(EVERYTHING)
+            inside = reduce(getitem, path[:-1], values)
+            inside[path[-1]] = copy.deepcopy(junk)
+            try:
+                parse_responses(values)
+            except InvalidRequestError as error:
+                assert error.param, path
+                continue
+            passed += 1
+            items = responses.items_of(values, "J")
+            json.dumps(responses.to_chat(values, items))
+            asked = Kept.read(Kept(responses.echo_of(values), items).packed).asked
+            Response.model_validate(response(JobView.of(a_job(), JobState.QUEUED), asked, None))
+
+    assert passed > 100
