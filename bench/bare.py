@@ -32,6 +32,7 @@ class ForgetfulBoard(Board):
         most_in_class: int = 500,
         channel: str = "",
         headers: Mapping[str, str] | None = None,
+        unclaimed: str = "",
     ) -> Accepted:
         """Accepted, by this process' clock."""
         now = time.time()

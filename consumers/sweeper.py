@@ -81,6 +81,9 @@ class Sweeper:
             await self._give_back(tenant, job_id, state)
         for job_id in swept.overdue:
             await self._expire(tenant, job_id)
+        for job_id, deployment in swept.unclaimed:  # their door died before their job was on the board
+            log.warning("reservation_given_back", job=job_id, tenant=tenant)
+            await self.outbox.give_back(tenant, deployment, job_id)
         if swept.objects:
             await self._forget(tenant, swept.objects)
         drained = await self.outbox.drain(tenant, age_s=self.left_behind_s, most=AT_ONCE)

@@ -25,7 +25,7 @@ from router.conversations import Conversations, Kept
 from router.epoch import Epoch
 from router.job import Job, JobState
 from router.log import Log, LogUnavailableError
-from router.outbox import reservation_id
+from router.outbox import reservation_id, unclaimed_name
 from router.payloads import Payloads, body_path
 
 # What each endpoint calls that which the model reads, where it is not `messages`.
@@ -160,17 +160,16 @@ class Desk:
                 most_unfinished=tenant.max_unfinished,
                 most_in_class=tenant.max_in_class,
                 channel=channel,
+                unclaimed=_unclaimed(job, scopes),
             )
             if isinstance(answer, Accepted):
                 job = replace(job, created_at=answer.created_at, expires_at=answer.expires_at, queue=answer.queue)
                 queued = await self._enqueue(job, conversation, headers)
                 return Acceptance(queued, rooms=granted.rooms, shadows=granted.shadows)
         except BaseException:
-            if scopes:
-                await self._give_back(job, scopes)
-            raise
-        if scopes:
             await self._give_back(job, scopes)
+            raise
+        await self._give_back(job, scopes)
         if job.payload is not None:
             await self.payloads.remove(job.payload.path)
         return await self._refused(answer, job, conversation, channel)
@@ -224,6 +223,7 @@ class Desk:
             usd=job.estimate.usd,
             hold_s=HOLD_S,
             ttl_s=deadline_s + 3600,
+            unclaimed=_unclaimed(job, scopes),
         )
         match verdict:
             case Granted():
@@ -233,9 +233,14 @@ class Desk:
             case Exhausted():
                 raise OverQuotaError(verdict.limit, verdict.scope, None, verdict.rooms)
 
-    async def _give_back(self, job: Job, scopes: tuple[Scope, Scope]) -> None:
+    async def _give_back(self, job: Job, scopes: tuple[Scope, Scope] | None) -> None:
+        if scopes is None:
+            return
+        rid, (own, of_deployment) = reservation_id(job.id, 1), scopes
         await asyncio.gather(
-            *(self.quotas.refund(scope, reservation_id(job.id, 1)) for scope in scopes), return_exceptions=True
+            self.quotas.refund(of_deployment, rid),
+            self.quotas.refund(own, rid, unclaimed=_unclaimed(job, scopes)),
+            return_exceptions=True,
         )
 
     async def _enqueue(self, job: Job, conversation: str | None, headers: Mapping[str, str] | None = None) -> JobView:
@@ -321,6 +326,12 @@ def _job(
         key_id=holder.id,
         limited_key=holder.name if holder.name in tenant.key_limits else "",
     )
+
+
+def _unclaimed(job: Job, scopes: tuple[Scope, Scope] | None) -> str:
+    """The name of what is reserved for it, until the board has it; empty when that is nothing."""
+    is_reserved = scopes is not None and any(scope.parts for scope in scopes)
+    return unclaimed_name(reservation_id(job.id, 1), job.route.deployment) if is_reserved else ""
 
 
 def _digests(key: str | None, endpoint: str, raw: bytes) -> tuple[str, str] | None:

@@ -243,16 +243,25 @@ class Quotas:
         self._restore = Script.load("policies", FUNCTIONS, "quota_restore")
 
     async def reserve(
-        self, scope: Scope, rid: str, *, tokens: int, usd: Decimal | None, hold_s: float, ttl_s: float
+        self,
+        scope: Scope,
+        rid: str,
+        *,
+        tokens: int,
+        usd: Decimal | None,
+        hold_s: float,
+        ttl_s: float,
+        unclaimed: str = "",
     ) -> Verdict:
         """Take one request, `tokens`, `usd` and a place among the concurrent ones, of every part: all or nothing.
 
         More tokens than a bucket holds wait for a full bucket and drain it. An unknown `usd` counts nothing.
+        While it is `unclaimed`, a name, a sweeper may give it back.
         """
-        if not scope.parts:
+        if not scope.parts and not unclaimed:
             return Granted()
         nano = "" if usd is None else nanodollars(usd)
-        args: list[Value] = [rid, _milliseconds(ttl_s), _milliseconds(hold_s), nano, max(0, tokens)]
+        args: list[Value] = [rid, _milliseconds(ttl_s), _milliseconds(hold_s), nano, max(0, tokens), unclaimed]
         args += scope.arguments
         answer = await self._scripts.run(self._reserve, _keys(scope, rid), args)
         return _verdict(scope, cast("_Answer", answer))
@@ -267,17 +276,18 @@ class Quotas:
         usd: Decimal | None,
         hold_s: float,
         ttl_s: float,
+        unclaimed: str = "",
     ) -> Verdict:
         """The tenant's first, then the deployment's; when that refuses, the tenant's is refunded in full.
 
         A crash in between leaves a reservation of the tenant that the next try finds.
         """
-        first = await self.reserve(tenant, rid, tokens=tokens, usd=usd, hold_s=hold_s, ttl_s=ttl_s)
+        first = await self.reserve(tenant, rid, tokens=tokens, usd=usd, hold_s=hold_s, ttl_s=ttl_s, unclaimed=unclaimed)
         if not isinstance(first, Granted):
             return first
         second = await self.reserve(deployment, rid, tokens=tokens, usd=usd, hold_s=hold_s, ttl_s=ttl_s)
         if not isinstance(second, Granted):
-            await self.refund(tenant, rid)
+            await self.refund(tenant, rid, unclaimed=unclaimed)
             return second
         return Granted(
             first.duplicate or second.duplicate, first.states + second.states, first.shadows + second.shadows
@@ -287,14 +297,14 @@ class Quotas:
         """Replace what was reserved by what was used. Where `usd` is unknown, what was reserved stays spent."""
         await self._close(*self.settle_arguments(scope, rid, tokens=tokens, usd=usd))
 
-    async def refund(self, scope: Scope, rid: str) -> None:
+    async def refund(self, scope: Scope, rid: str, *, unclaimed: str = "") -> None:
         """Give everything back, the request as well: the call was not made."""
-        if scope.parts:
-            await self.release(scope.slot, rid)
+        if scope.parts or unclaimed:
+            await self.release(scope.slot, rid, unclaimed=unclaimed)
 
-    async def release(self, slot: str, rid: str) -> None:
+    async def release(self, slot: str, rid: str, *, unclaimed: str = "") -> None:
         """The same, whatever the limits are there."""
-        await self._close([_held(slot, rid)], [rid, 0, 0, 0])
+        await self._close([_held(slot, rid)], [rid, 0, 0, 0, *([unclaimed] if unclaimed else [])])
 
     async def renew(self, scope: Scope, rid: str, *, hold_s: float) -> None:
         """Keep the places among the concurrent ones for another `hold_s`."""

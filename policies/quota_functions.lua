@@ -9,12 +9,18 @@ local QUOTA_SPARE_MS = 60000 -- a key outlives its use by this
 local QUOTA_LONGEST_MS = 1e12
 local QUOTA_BUDGET_MS = 5443200000 -- 63 days: a month's figure lives until the next month is over
 local QUOTA_DAY_US = 86400000000
+local QUOTA_UNCLAIMED_MS = 86400000 -- a sweeper looks every second
 local QUOTA_NAMES = {'requests_per_minute', 'tokens_per_minute'}
 local QUOTA_BUCKETS = {':requests', ':tokens'}
 
 local function quota_now()
   local t = redis.call('TIME')
   return t[1] * 1000000 + t[2]
+end
+
+-- Reservations of the door whose job is not on the board yet; a sweeper gives back those whose door died before that.
+local function quota_unclaimed(held_key)
+  return string.match(held_key, '^(.-):held:') .. ':unclaimed'
 end
 
 local function quota_level(key, rate, burst, now)
@@ -151,8 +157,8 @@ local function quota_take(held_key, key, p, v, rid, hold_ms, tokens, nano, now)
   redis.call('HSET', held_key, key, table.concat(taken, ' '))
 end
 
--- argv: rid, ttl ms, hold ms, estimate in nano-dollars, tokens, then of each part: concurrency, budget in nano-dollars,
---   tokens a day, '1' for a shadow, rate and burst of each bucket
+-- argv: rid, ttl ms, hold ms, estimate in nano-dollars, tokens, name under which it is unclaimed ('' is not), then of each
+--   part: concurrency, budget in nano-dollars, tokens a day, '1' for a shadow, rate and burst of each bucket
 -- Returns {'granted' | 'duplicate' | 'wait' | 'exhausted', ms to wait, limit or month, number of the part (0 is none),
 --   limits and parts of the shadows that would have refused, then of each part: what remains and ms until full of each
 --   bucket, tokens left today, places; ms until tomorrow}. A refusal writes nothing.
@@ -161,7 +167,7 @@ local function quota_reserve(keys, argv, now)
   local duplicate = redis.call('EXISTS', keys[1]) == 1
   local parts, verdicts, wait, why, who, month = {}, {}, 0, '', 0, nil
   for n = 1, #keys - 1 do
-    local a, key = 6 + 8 * (n - 1), keys[n + 1]
+    local a, key = 7 + 8 * (n - 1), keys[n + 1]
     local p = {
       concurrency = tonumber(argv[a]), budget = tonumber(argv[a + 1]), day = tonumber(argv[a + 2]),
       shadow = argv[a + 3] == '1',
@@ -180,7 +186,11 @@ local function quota_reserve(keys, argv, now)
   end
   local granted = wait == 0 and not month
   local shadows, rooms = {}, {}
-  if granted and not duplicate then redis.call('HSET', keys[1], 'at', string.format('%.0f', now)) end
+  if granted and not duplicate and #keys > 1 then redis.call('HSET', keys[1], 'at', string.format('%.0f', now)) end
+  if granted and argv[6] ~= '' then
+    redis.call('ZADD', quota_unclaimed(keys[1]), string.format('%.0f', math.floor(now / 1000)), argv[6])
+    redis.call('PEXPIRE', quota_unclaimed(keys[1]), QUOTA_UNCLAIMED_MS)
+  end
   for n, v in ipairs(verdicts) do
     local p, key = parts[n], keys[n + 1]
     local takes = granted and not v.refuses
@@ -210,10 +220,12 @@ local function quota_reserve(keys, argv, now)
   return {duplicate and 'duplicate' or 'granted', 0, '', 0, shadows, rooms}
 end
 
--- argv: rid, requests used, tokens used, nano-dollars used ('': what was reserved)
+-- argv: rid, requests used, tokens used, nano-dollars used ('': what was reserved), and perhaps the name under which it
+--   is unclaimed
 -- Returns 1, or 0 when there is nothing (left) to settle. No keys: no limits.
 local function quota_settle(keys, argv, now)
   if #keys == 0 then return 0 end
+  if argv[5] then redis.call('ZREM', quota_unclaimed(keys[1]), argv[5]) end
   local used, nano = {tonumber(argv[2]), tonumber(argv[3])}, tonumber(argv[4])
   local held = redis.call('HGETALL', keys[1])
   for n = 1, #held, 2 do

@@ -199,11 +199,15 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweeper is to do: ids never confirmed, ids past their deadline, paths that nobody needs any more."""
+    """What a sweeper is to do: ids never confirmed, ids past their deadline, paths that nobody needs any more.
+
+    `unclaimed` are reservations of the door whose job never came, as job id and deployment.
+    """
 
     unpublished: Sequence[str]
     overdue: Sequence[str]
     objects: Sequence[str]
+    unclaimed: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +283,12 @@ class Board:
         most_in_class: int = 500,
         channel: str = "",
         headers: Mapping[str, str] | None = None,
+        unclaimed: str = "",
     ) -> Accepted | Same | KeyReused | QueueFull:
         """Write a job as `accepting`. `idempotency`: digests of the key and of the body; `channel` watches it.
 
         `headers` are its own, where the caller has them already: to make them takes longer than to send them.
+        `unclaimed` is the name of a reservation, which is this job's from now on.
 
         When the tenant has `most_in_class` unfinished jobs in the main queue of its class, it goes to the overflow.
         """
@@ -304,6 +310,7 @@ class Board:
             most_in_class,
             job.payload.path if job.payload else "",
             self._keep_ms,
+            unclaimed,
             *fields,
         )
         match cast("list[bytes]", answer):
@@ -519,10 +526,11 @@ class Board:
     async def sweep(self, tenant: str, *, unpublished_s: float, lease_s: float, most: int) -> Swept:
         """Stamp the tenant's leases as watched, and say what is to be done, at most so many of each."""
         answer = await self._run(self._sweep, tenant, "", int(unpublished_s * 1000), most, int(lease_s * 1000))
-        unpublished, overdue, objects = (
+        unpublished, overdue, objects, unclaimed = (
             [name.decode() for name in names] for names in cast("list[list[bytes]]", answer)
         )
-        return Swept(unpublished, overdue, objects)
+        pairs = [name.split(" ", 1) for name in unclaimed]
+        return Swept(unpublished, overdue, objects, [(rid.partition(":")[0], at) for rid, at in pairs])
 
     async def forget_objects(self, tenant: str, paths: Sequence[str]) -> None:
         """These are no longer in the object store."""

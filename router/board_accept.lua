@@ -1,6 +1,7 @@
 -- Write a new job as `accepting`, unless its idempotency key or the tenant's queue says otherwise.
 -- ARGV: prefix, id, idempotency name ('' is none), body hash, deadline ms, idempotency ttl ms, most unfinished, class,
---   most unfinished of the class, path of its body in the object store ('' is none), tombstone ms, fields...
+--   most unfinished of the class, path of its body in the object store ('' is none), tombstone ms,
+--   name of its reservation ('' is none), fields...
 -- Returns {'accepted', created, expires, queue} | {'same' | 'reused', id} | {'full', ''}
 local id, idem, hash = ARGV[2], ARGV[3], ARGV[4]
 local known = redis.call('HMGET', KEYS[1], 'state', 'created', 'expires', 'queue')
@@ -26,11 +27,12 @@ if redis.call('ZCARD', class) < tonumber(ARGV[9]) then
   redis.call('ZADD', class, whole(expires), id)
 end
 local fields = {'state', 'accepting', 'created', whole(now), 'expires', whole(expires), 'class', ARGV[8], 'queue', queue}
-for i = 12, #ARGV do fields[#fields + 1] = ARGV[i] end
+for i = 13, #ARGV do fields[#fields + 1] = ARGV[i] end
 redis.call('HSET', KEYS[1], unpack(fields))
 redis.call('ZADD', P .. 'unfinished', whole(expires), id)
 redis.call('ZADD', P .. 'unpublished', whole(now), id)
 redis.call('ZADD', P .. 'jobs', 0, id)
+if ARGV[12] ~= '' then redis.call('ZREM', P .. 'quota:unclaimed', ARGV[12]) end
 if ARGV[10] ~= '' then redis.call('ZADD', P .. 'objects', whole(expires + tonumber(ARGV[11])), ARGV[10]) end
 if idem ~= '' then redis.call('SET', P .. 'idem:' .. idem, id .. ' ' .. hash, 'PX', ARGV[6]) end
 return {'accepted', whole(now), whole(expires), queue}

@@ -1,5 +1,6 @@
 -- What needs a sweeper: stamps the group, tidies its list.
--- Returns {ids never confirmed, ids past their deadline, paths in the object store that nobody needs any more}.
+-- Returns {ids never confirmed, ids past their deadline, paths in the object store that nobody needs any more, names of
+--   reservations whose job never came}.
 -- ARGV: prefix, '', least age of an unconfirmed one in ms, most of each, lease ms
 local ABANDONED_MS = 120000
 local now = now_ms()
@@ -29,8 +30,18 @@ for _, id in ipairs(due) do
     overdue[#overdue + 1] = id
   end
 end
+local unclaimed = {}
+local reserved = redis.call('ZRANGEBYSCORE', P .. 'quota:unclaimed', '-inf', whole(now - tonumber(ARGV[3])), 'LIMIT', 0, ARGV[4])
+for _, name in ipairs(reserved) do
+  if redis.call('EXISTS', P .. 'job:' .. string.match(name, '^[^:]*')) == 1 then
+    redis.call('ZREM', P .. 'quota:unclaimed', name)
+  else
+    unclaimed[#unclaimed + 1] = name
+  end
+end
 return {
   redis.call('ZRANGEBYSCORE', P .. 'unpublished', '-inf', whole(now - tonumber(ARGV[3])), 'LIMIT', 0, ARGV[4]),
   overdue,
   redis.call('ZRANGEBYSCORE', P .. 'objects', '-inf', whole(now), 'LIMIT', 0, ARGV[4]),
+  unclaimed,
 }

@@ -73,8 +73,14 @@ class Outbox:
 
     async def give_back(self, tenant: str, deployment: str, job_id: str) -> None:
         """What the door may have reserved for a job that was never called."""
-        for slot in (tenant_slot(tenant), deployment_slot(deployment)):
-            await self.quotas.release(slot, reservation_id(job_id, 1))
+        rid = reservation_id(job_id, 1)
+        await self.quotas.release(deployment_slot(deployment), rid)
+        await self.quotas.release(tenant_slot(tenant), rid, unclaimed=unclaimed_name(rid, deployment))
+
+
+def unclaimed_name(rid: str, deployment: str) -> str:
+    """What a sweeper needs to give back a reservation of the door's, should its job never come."""
+    return f"{rid} {deployment}"
 
 
 def reservation_id(job_id: str, attempt: int) -> str:

@@ -2,25 +2,29 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
 
+from consumers.sweeper import Sweeper
 from gateway import render
 from gateway.accept import Acceptance, Desk, OverQuotaError, QueueFullError
 from gateway.errors import as_api_error
 from gateway.openai import parse_chat
 from policies.deployments import Limits
 from policies.keys import KeyHolder
-from policies.quota import Kind, Shadow, tenant_scope
+from policies.quota import Kind, Quotas, Shadow, deployment_scope, tenant_scope
+from policies.scripts import Script, Scripts, Value
 from policies.tenants import Tenant
+from router.board import Board
 from router.epoch import Epoch
-from tests.builders import Bench, a_bench, a_deployment, entries
+from tests.builders import Bench, a_bench, a_deployment, entries, until
 
 CI, WEB = KeyHolder("acme", "0123456789abcdef", "ci"), KeyHolder("acme", "fedcba9876543210", "web")
 LANE = "jobs.echo.text.light.standard"
@@ -44,13 +48,13 @@ async def bench(redis: "Redis", tmp_path: Path) -> AsyncIterator[Bench]:
         yield bench
 
 
-async def ask(bench: Bench, holder: KeyHolder, *, waits: bool = True) -> Acceptance:
-    """A request at the door."""
+async def ask(bench: Bench, holder: KeyHolder, *, waits: bool = True, scripts: Scripts | None = None) -> Acceptance:
+    """A request at the door, of a process that has these scripts."""
     desk = Desk(
-        board=bench.board,
+        board=Board(scripts) if scripts else bench.board,
         epoch=Epoch(bench.board),
         log=bench.log,
-        quotas=bench.quotas,
+        quotas=Quotas(scripts) if scripts else bench.quotas,
         payloads=bench.payloads,
         tenants=bench.tenants,
         deployments=bench.deployments,
@@ -142,3 +146,66 @@ async def test_shadows_are_told_and_refuse_nothing(bench: Bench) -> None:
             Shadow("requests_per_minute", Kind.KEY, "key ci of tenant tried"),
         ),
     ]
+
+
+class Killed(BaseException):
+    """The process has ended here. A real one would not even raise."""
+
+
+class MortalScripts(Scripts):
+    """Those of a process that is killed once its quota is reserved: it does nothing any more."""
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value], *, durable: bool = False) -> object:
+        if script.name != "quota_reserve":
+            raise Killed
+        return await super().run(script, keys, args, durable=durable)
+
+
+async def reserved(bench: Bench, tenant: Tenant) -> dict[str, object]:
+    """All that is taken of the limits: places, dollars, the day's tokens, and what the buckets lack."""
+    [deployment] = bench.deployments.values()
+    scopes = tenant_scope(tenant, deployment="small", key="ci"), deployment_scope(deployment)
+    redis, taken = bench.redis, dict[str, object]()
+    for part in (part for scope in scopes for part in scope.parts):
+        taken[f"{part.name}, places"] = await redis.zcard(f"{part.key}:leases")
+        for what in ("usd", "day"):
+            used = cast("list[bytes]", await redis.hvals(f"{part.key}:{what}"))
+            taken[f"{part.name}, {what}"] = sum(int(each) for each in used)
+        for bucket, limit in (("requests", part.requests), ("tokens", part.tokens)):
+            level = await redis.hget(f"{part.key}:{bucket}", "l")
+            taken[f"{part.name}, {bucket}"] = 0 if level is None or limit is None else limit.burst - float(level) > 1e-6
+    return taken
+
+
+@pytest.mark.parametrize("of_tenant", [True, False])
+async def test_what_a_door_had_reserved_that_died_before_its_job_was_on_the_board_is_given_back(
+    redis: "Redis", tmp_path: Path, of_tenant: bool
+) -> None:
+    all_kinds = Limits(600, 60_000, concurrency=1, usd_per_month=Decimal(9), tokens_per_day=10_000)
+    tenant = Tenant("acme", all_kinds, key_limits={"ci": all_kinds}) if of_tenant else Tenant("acme")
+    async with a_bench(redis, tmp_path, deployments=[a_deployment(limits=all_kinds)], tenants=[tenant]) as bench:
+        with suppress(Killed):
+            await ask(bench, CI, scripts=MortalScripts(redis))
+        before = await reserved(bench, tenant)
+        sweeper = Sweeper(bench.board, bench.outbox, bench.payloads, ["acme"], lease_s=20, unpublished_s=0.3)
+        await sweeper.sweep()
+        too_soon = await reserved(bench, tenant)
+        await until(lambda: _is_given_back(bench, sweeper))
+
+        assert all(before.values()) and len(before) == (15 if of_tenant else 5)
+        assert too_soon == before
+        assert not any((await reserved(bench, tenant)).values())
+        await ask(bench, CI)
+
+
+async def _is_given_back(bench: Bench, sweeper: Sweeper) -> bool:
+    await sweeper.sweep()
+    return await bench.redis.keys("*:held:*") == [] and await bench.redis.keys("*:unclaimed") == []
+
+
+async def test_a_reservation_is_claimed_by_its_job_and_forgotten_with_a_refusal(bench: Bench, redis: "Redis") -> None:
+    await ask(bench, CI)
+    with pytest.raises(QueueFullError):
+        await ask(bench, KeyHolder("small", "k"))
+
+    assert await redis.keys("*:unclaimed") == []
