@@ -309,9 +309,7 @@ class _OneAttempt:
             job = await self._with_body()
             asked = await self._as_asked(job)
             if not await self._has_place(asked):
-                await self._refund()
-                await self._steps.board.release(job, self._owner, undo_delivery=False)
-                return Waiting("no_replica")
+                return await self._unplaced(job)
             verdict = await steps.onward.ask(job, self.running.rid)
         except (BoardUnavailableError, PayloadUnavailableError):
             return await self._put_back(Later(AWAY_S, "away"))
@@ -340,10 +338,11 @@ class _OneAttempt:
             case Later():
                 return await self._released(what, undo_delivery=False)
             case Alternative():
-                return await self._move(what, "cooling", _left_alone(self._deployment.name), attempts=self._number - 1)
+                problem = _left_alone(self._deployment.name)
+                return await self._move(what, "left alone", problem, attempts=self._number - 1)
             case GiveUp():
-                problem = await self._told(_left_alone(self._deployment.name))
-                return await self._conclude(JobState.FAILED, None, error=problem)
+                told = await self._told(_left_alone(self._deployment.name))
+                return await self._conclude(JobState.FAILED, None, error=told)
 
     async def _move(self, to: Alternative, why: str, problem: Mapping[str, object], *, attempts: int) -> Outcome:
         """Go on at another deployment, after so many attempts."""
@@ -405,6 +404,15 @@ class _OneAttempt:
         return not isinstance(backend, PlacedBackend) or await backend.take_place(
             job, self._deployment, attempt=self._number
         )
+
+    async def _unplaced(self, job: Job) -> Outcome:
+        """Its replicas are full, and it waits for them; or there are none to wait for."""
+        steps, backend = self._steps, self._steps.backend
+        if isinstance(backend, PlacedBackend) and backend.is_away(self._deployment.name):
+            return await self._instead(await steps.onward.without_replicas(job))
+        await self._refund()
+        await steps.board.release(job, self._owner, undo_delivery=False)
+        return Waiting("no_replica")
 
     def leave_place(self) -> None:
         """It makes no call, or none any more."""
@@ -745,7 +753,7 @@ def _problem_of(error: BackendError, reason: str) -> dict[str, object]:
 
 
 def _left_alone(deployment: str) -> dict[str, object]:
-    message = f"The deployment {deployment} has failed several times, and is left alone for some seconds. Try again."
+    message = f"The deployment {deployment} fails, and is left alone for some seconds. Try again."
     return {"message": message, "type": "upstream_error", "code": str(Failure.UNAVAILABLE), "param": None}
 
 

@@ -109,6 +109,10 @@ class PlacedBackend(Backend, Protocol):
         """How many more jobs may begin on it, when `begun` have; None: any number. To ask says that jobs wait."""
         ...
 
+    def is_away(self, deployment: str) -> bool:
+        """Whether none of its replicas can be called now, so that its jobs had better go elsewhere."""
+        ...
+
     async def take_place(self, job: Job, deployment: Deployment, *, attempt: int) -> bool:
         """Whether there is a place for this attempt's `call`, which needs it. Raises `BoardUnavailableError`."""
         ...

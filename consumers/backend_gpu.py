@@ -99,6 +99,11 @@ class GpuBackend:
         found = self.replicas.get(deployment)
         return None if found is None else found.room(begun)
 
+    def is_away(self, deployment: str) -> bool:
+        """See the port."""
+        found = self.replicas.get(deployment)
+        return found is not None and found.is_away
+
     async def take_place(self, job: Job, deployment: Deployment, *, attempt: int) -> bool:
         """See the port."""
         found = self.replicas.get(deployment.name)

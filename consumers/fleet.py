@@ -25,7 +25,7 @@ from policies.concurrency import Usual
 from policies.deployments import Deployment
 from policies.ending import ended
 from policies.fleets import MOST_REPLICAS, Engine, Fleet
-from policies.retries import Failure
+from policies.retries import FINAL, Failure
 from policies.scripts import BoardUnavailableError
 from router.job import Job
 
@@ -127,6 +127,7 @@ class Replicas:
         self._failed: OrderedDict[str, set[str]] = OrderedDict()
         self._usual = Usual()
         self._wanted_at: float | None = None
+        self._has_looked = False
         self._board_minus_ours: float | None = None
         self._changed = asyncio.Event()
         self._soon = asyncio.Event()
@@ -217,10 +218,11 @@ class Replicas:
     def failed(self, place: Place, error: BackendError) -> None:
         """Its call failed: whose fault is it, and what does it say about the replica?"""
         member, now = place.member, self._clock()
-        if error.failure is Failure.REJECTED:
+        if error.failure in FINAL:
             member.health.succeeded(now)
             return
         self._remember(place)
+        error.another_replica = self._has_another(place)
         if error.failure is Failure.THROTTLED:
             self._congested(member)
             return
@@ -234,6 +236,12 @@ class Replicas:
                 if self._meters is not None:
                     self._meters.ejected(self.deployment.name, member.replica.name)
         self._soon.set()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether none of them can be called, for all that is known after a first look at each."""
+        states = {member.health.state for member in self.members.values()}
+        return self._has_looked and State.NEW not in states and not self._candidates()
 
     @property
     def is_warming(self) -> bool:
@@ -253,6 +261,11 @@ class Replicas:
             if each.health.state in (State.EJECTED, State.PROBING) and each.is_listed and not each.replica.drains
         ]
         return [min(out, key=lambda each: each.health.out_until)] if out else []
+
+    def _has_another(self, place: Place) -> bool:
+        """Whether one that has not failed this job could take its next call."""
+        failed = self._failed.get(place.id.rpartition(".")[0], set())
+        return any(each.is_open and each.replica.name not in failed for each in self.members.values())
 
     def _cap(self, member: Member) -> int:
         """What it may have now; its load where it is full, so that it has no room."""
@@ -300,6 +313,7 @@ class Replicas:
             self._soon.clear()
             await self._find()
             await self._probe()
+            self._has_looked = True
             try:
                 await self._sync()
                 await self._wake()

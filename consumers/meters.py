@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from consumers.outcome import Concluded, Dead, HandedOff, Later, Left, MovedOn, Outcome, Waiting
 from policies.quota import Shadow
+from policies.retries import Failure
 
 
 class WorkerMeters:
@@ -14,6 +15,15 @@ class WorkerMeters:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._outcomes = Counter(
             "pointsman_deliveries_total", "What became of deliveries", ["outcome", "reason"], registry=registry
+        )
+        self._moved_on = Counter(
+            "pointsman_fallbacks_total",
+            "Jobs that went on at another deployment",
+            ["deployment", "to"],
+            registry=registry,
+        )
+        self._failures = Counter(
+            "pointsman_failures_total", "Calls that failed", ["deployment", "failure"], registry=registry
         )
         self._dead = Counter("pointsman_dead_letters_total", "Dead letters", ["reason"], registry=registry)
         self._unpriced = Counter(
@@ -47,8 +57,13 @@ class WorkerMeters:
                 self._outcomes.labels("handed_off", "").inc()
             case Left():
                 self._outcomes.labels("left", "").inc()
-            case MovedOn(_, reason):
+            case MovedOn(job, reason):
                 self._outcomes.labels("moved_on", reason).inc()
+                self._moved_on.labels(job.route.tried[-1], job.route.deployment).inc()
+
+    def failed(self, deployment: str, failure: Failure) -> None:
+        """A call has failed."""
+        self._failures.labels(deployment, failure).inc()
 
     def dead(self, reason: str) -> None:
         """A record was put on the dead letters."""

@@ -19,18 +19,23 @@ from router.job import Alternative, Job
 log = structlog.get_logger(__name__)
 
 NO_BUDGET_S = 5.0
+NO_REPLICA_S = 2.0
 LONGEST_HOLD_S = 10.0  # that a caller waits for a deployment to be tested again
 
 
 @dataclass(slots=True)
 class Onward:
-    """What a worker knows of its deployments: how they do, and how many retries they may get."""
+    """What a worker knows of its deployments: how they do, and how many retries they may get.
+
+    `counted` hears of every call that failed.
+    """
 
     deployments: Mapping[str, Deployment]
     retries: RetryRule
     conditions: Conditions
     jitter: Callable[[], float]
     clock: Callable[[], float]
+    counted: Callable[[str, Failure], None] = field(default=lambda deployment, failure: None)
     _budgets: dict[str, RetryBudget] = field(default_factory=dict)
 
     async def before(self, job: Job, *, here: int) -> Alternative | Later | GiveUp | None:
@@ -67,6 +72,10 @@ class Onward:
         is_too_long = job.is_waited_for and cooling.seconds > LONGEST_HOLD_S and not cooling.is_pause
         return GiveUp(failure.value) if is_too_long else wait
 
+    async def without_replicas(self, job: Job) -> Alternative | Later:
+        """What a job does whose deployment has no replica that can be called. Raises `BoardUnavailableError`."""
+        return await self._next(job, Failure.UNAVAILABLE) or Later(NO_REPLICA_S * (0.5 + self.jitter()), "no_replica")
+
     def called(self, job: Job, *, here: int) -> None:
         """A call is made, the `here`-th at this deployment."""
         self._budget(job.route.deployment).called(self.clock(), is_retry=here > 1)
@@ -93,6 +102,7 @@ class Onward:
     ) -> Again | Alternative | GiveUp:
         """What follows a call that failed, the `attempts`-th of the job."""
         name, here = job.route.deployment, attempts - job.route.spent
+        self.counted(name, error.failure)
         try:
             condition = await self._told(job, error, call)
             to = await self._next(job, error.failure)

@@ -20,6 +20,7 @@ from router.envelope import to_record
 from router.job import Job, JobClass
 from router.log import Delivery, Record
 
+MOVING_ON = 16  # jobs at once that leave a deployment which cannot be called
 URGENCY = {band: urgency for urgency, band in enumerate(FLOORS)}
 
 
@@ -63,6 +64,7 @@ class Schedule:
     weight: Callable[[str], float]
     slots: int
     room: Callable[[str, int], int | None] = field(default=lambda name, begun: None)
+    is_away: Callable[[str], bool] = field(default=lambda name: False)
     expected: Expected = field(default_factory=Expected)
     board_minus_ours: float = -math.inf  # until the board's clock was read, no job has aged
     _queues: dict[str, FairQueue[Ticket]] = field(default_factory=dict)
@@ -199,9 +201,16 @@ class Schedule:
         room = self.room(name, begun) if waiting else None
         if room is None:
             return math.inf
+        if room == 0 and self._may_move_on(name):
+            room = max(0, MOVING_ON - begun)
         if room < waiting:
             self._opens_at[name] = now + PLACES_AGAIN_S
         return begun + room
+
+    def _may_move_on(self, name: str) -> bool:
+        """Whether its jobs are to be taken up although none can be called: to go on at another deployment."""
+        deployment = self.deployments.get(name)
+        return deployment is not None and bool(deployment.fallback) and self.is_away(name)
 
     def _next_turn(self, name: str, now: float) -> Turn[Ticket] | None:
         """Jobs that have their quota from the door and those that have not, by turns."""

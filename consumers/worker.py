@@ -79,6 +79,7 @@ class Worker:
         self._schedule = Schedule(self.deployments, self.attempt.gate, self._weight, self.bounds.slots)
         if isinstance(self.attempt.backend, PlacedBackend):
             self._schedule.room = self.attempt.backend.room
+            self._schedule.is_away = self.attempt.backend.is_away
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; then finish what runs, as far as `drain_s` allows, and give back the rest."""

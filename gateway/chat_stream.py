@@ -1,14 +1,15 @@
 """A chat completion told piece by piece."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from gateway import render
-from gateway.continuation import Continuation
+from gateway.continuation import Continuation, StreamBrokenError
 from gateway.delivery import Caller, Delivery
 from gateway.errors import JobFailedError, WaitedTooLongError
 from gateway.reading import HungUpError
+from router.board import Chunk
 from router.job import Job, JobState
 
 
@@ -16,7 +17,7 @@ from router.job import Job, JobState
 class ChatStream:
     """Tells the job's pieces as they come, and `[DONE]` only when it completed.
 
-    When the caller leaves, or `seconds` are over, `left` is called; None lets the job go on.
+    When the caller leaves, `seconds` are over, or the stream breaks, `left` is called; None lets the job go on.
     """
 
     delivery: Delivery
@@ -32,7 +33,7 @@ class ChatStream:
             async for pieces in stream:
                 if pieces.chunks:
                     has_pieces = True
-                    yield b"".join(map(render.event, continuation.pass_on(pieces.chunks)))
+                    yield b"".join(map(render.event, await self._passed(continuation, pieces.chunks)))
                 elif pieces.is_idle:
                     yield render.KEEP_ALIVE
                 ended = pieces.ended
@@ -46,6 +47,14 @@ class ChatStream:
             yield b"".join(map(render.event, render.chunks_of(result, include_usage=self.include_usage)))
         continuation.end()
         yield render.DONE
+
+    async def _passed(self, continuation: Continuation, chunks: Sequence[Chunk]) -> list[bytes]:
+        try:
+            return continuation.pass_on(chunks)
+        except StreamBrokenError:
+            if self.left is not None:  # nobody is to pay for the rest
+                await self.left()
+            raise
 
 
 async def leave(caller: Caller, job: Job, left: Callable[[], Awaitable[None]] | None) -> None:

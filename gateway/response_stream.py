@@ -53,6 +53,8 @@ class ResponseStream:
                 elif framed := self._framed(telling.more(pieces)):
                     yield framed
                 if telling.broken is not None:
+                    if self.left is not None:  # nobody is to pay for the rest
+                        await self.left()
                     raise telling.broken
                 ended = pieces.ended
         if ended is None:

@@ -21,6 +21,7 @@ from policies.conditions import Conditions
 from policies.deployments import Deployment
 from policies.keys import ApiKeys
 from policies.quota import Quotas, Scopes, Shadow
+from policies.retries import Failure
 from policies.scripts import Scripts
 from policies.tenants import Tenant
 from router import topics
@@ -226,7 +227,7 @@ def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistr
         log=core.log,
         topics=topics.for_backend(name, core.deployments),
         group=f"{GROUP}.{name}",
-        attempt=attempt(core, backend, shadowed=meters.shadowed),
+        attempt=attempt(core, backend, shadowed=meters.shadowed, failed=meters.failed),
         deployments=core.deployments,
         bounds=Bounds(
             look_ahead=settings.look_ahead,
@@ -240,9 +241,16 @@ def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistr
 
 
 def attempt(
-    core: Core, backend: "Backend", *, shadowed: "Callable[[Sequence[Shadow]], None]" = lambda _: None
+    core: Core,
+    backend: "Backend",
+    *,
+    shadowed: "Callable[[Sequence[Shadow]], None]" = lambda _: None,
+    failed: "Callable[[str, Failure], None]" = lambda deployment, failure: None,
 ) -> "Attempt":
-    """What runs one delivery of a job. `shadowed` hears of limits that would have refused it."""
+    """What runs one delivery of a job.
+
+    `shadowed` hears of limits that would have refused it, `failed` of the deployment and failure of each bad call.
+    """
     from consumers.attempt import Attempt
     from consumers.onward import Onward
 
@@ -262,6 +270,7 @@ def attempt(
             conditions=core.conditions,
             jitter=random.random,
             clock=time.monotonic,
+            counted=failed,
         ),
         lease_s=settings.lease_s,
         most_deliveries=settings.max_deliveries,

@@ -244,12 +244,14 @@ class Bench:
             }
         )
 
-    def worker(self, backend: Backend | None = None, *, bounds: Bounds | None = None, **fields: Any) -> Worker:
-        """A worker for all lanes of echo."""
+    def worker(
+        self, backend: Backend | None = None, *, bounds: Bounds | None = None, name: str = "echo", **fields: Any
+    ) -> Worker:
+        """A worker for all lanes of the backend of that name."""
         return Worker(
             log=fields.pop("log", self.log),
-            topics=topics.for_backend("echo", self.deployments),
-            group="workers.echo",
+            topics=topics.for_backend(name, self.deployments),
+            group=f"workers.{name}",
             attempt=self.attempt(backend, **fields),
             deployments=self.deployments,
             bounds=bounds or Bounds(drain_s=5.0),

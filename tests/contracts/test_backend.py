@@ -20,6 +20,8 @@ from tests.doubles import OpenAIDouble, openai_double
 
 DOUBLE_FAILS = {
     Failure.REJECTED: "double:error-400",
+    Failure.TOO_LONG: "double:long",
+    Failure.FILTERED: "double:filtered",
     Failure.THROTTLED: "double:error-429",
     Failure.UNAVAILABLE: "double:error-503",
     Failure.BACKEND_ERROR: "double:error-500",

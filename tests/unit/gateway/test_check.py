@@ -192,3 +192,35 @@ def test_errors_come_first() -> None:
     levels = [finding.level for finding in check(settings_with({"price": None, "window": 1024}))]
 
     assert levels == [Level.ERROR, Level.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("fallback", "more", "said"),
+    [
+        (["heavvy"], {}, "error: AT[0]: names heavvy, which is no deployment; did you mean heavy?"),
+        (["light"], {}, "error: AT[0]: names the deployment itself"),
+        (["heavy", {"deployment": "heavy"}], {}, "error: AT[1]: names heavy a second time"),
+        (["heavy"], {"window": 65536}, "warning: AT[0]: heavy has a window of 8192 and light of 65536"),
+        (["heavy"], {"modalities": ["text", "image"]}, "warning: AT[0]: heavy does not do image"),
+    ],
+)
+def test_a_fallback_that_cannot_help_is_found(fallback: list[object], more: dict[str, object], said: str) -> None:
+    [finding] = check(settings_with({"fallback": fallback, **more}))
+
+    assert str(finding).startswith(said.replace("AT", "deployments.light.fallback"))
+
+
+def test_two_deployments_may_stand_in_for_each_other() -> None:
+    deployments = {"light": a_deployment(fallback=["heavy"]), "heavy": a_deployment("heavy", fallback=["light"])}
+
+    assert check(Settings.model_validate({"deployments": deployments})) == []
+
+
+def test_a_fallback_that_lacks_tools_or_prefill_is_a_warning() -> None:
+    deployments = {
+        "light": a_deployment(fallback=["heavy"]),
+        "heavy": a_deployment("heavy", tools=False, prefill=False),
+    }
+    [finding] = check(Settings.model_validate({"deployments": deployments}))
+
+    assert "heavy does not do tools, prefill" in finding.message

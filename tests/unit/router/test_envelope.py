@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.deployments import Modality, Tier
+from policies.deployments import Fallback, Modality, Tier
+from policies.retries import Failure
 from router import envelope
 from router.envelope import EnvelopeError
-from router.job import Estimate, Job, JobClass, Payload, Queue, Route
+from router.job import Alternative, Estimate, Job, JobClass, Payload, Queue, Route
 from router.log import RECORD_LIMIT, Record
 from tests.builders import a_job
 
@@ -33,7 +34,17 @@ JOBS = st.builds(
         tier=st.sampled_from(Tier),
         reasons=st.lists(TEXT, max_size=3).map(tuple),
         score=st.none() | st.floats(0, 1),
-    ),
+        left=st.lists(
+            st.builds(
+                Alternative,
+                st.builds(Fallback, TEXT, st.none() | st.frozensets(st.sampled_from(Failure), min_size=1)),
+                st.builds(Estimate, st.integers(0, 10**9), st.integers(0, 10**9), st.none() | DOLLARS),
+            ),
+            max_size=3,
+        ).map(tuple),
+        tried=st.lists(TEXT, max_size=3).map(tuple),
+        spent=st.integers(0, 100),
+    ).map(lambda route: route if route.tried else replace(route, spent=0)),
     estimate=st.builds(
         Estimate,
         input_tokens=st.integers(0, 10**9),
@@ -51,6 +62,7 @@ JOBS = st.builds(
     reruns_allowed=st.booleans(),
     max_usd=st.none() | DOLLARS,
     queue=st.sampled_from(Queue),
+    is_waited_for=st.booleans(),
 )
 
 
