@@ -21,7 +21,7 @@ from policies.tenants import Tenant
 from router import envelope, responses
 from router.board import Accepted, Board, JobView, KeyReused, QueueFull, Same
 from router.choose import Chosen, NoRoute, choose
-from router.conversations import Conversations, Kept
+from router.conversations import Conversations, Kept, Packed
 from router.epoch import Epoch
 from router.job import Job, JobState
 from router.log import Log, LogUnavailableError
@@ -138,7 +138,7 @@ class Desk:
         conversation = None
         if endpoint == responses.ENDPOINT:
             values, conversation = await self._in_chat_form(tenant.name, job_id, values)
-            hold(len(conversation))
+            hold(len(conversation.items))
         chosen = self._choose(endpoint, asked, values, tenant)
         job = _job(job_id, holder, tenant, asked, chosen, endpoint=endpoint, raw=raw, traceparent=traceparent)
         if deadline_s is None:
@@ -180,7 +180,7 @@ class Desk:
 
     async def _in_chat_form(
         self, tenant: str, job_id: str, values: Mapping[str, object]
-    ) -> tuple[Mapping[str, object], str]:
+    ) -> tuple[Mapping[str, object], Packed]:
         """What the model will read, for the router, and what is to be kept of it."""
         items = []
         if (previous := values.get("previous_response_id")) is not None:
@@ -243,7 +243,9 @@ class Desk:
             return_exceptions=True,
         )
 
-    async def _enqueue(self, job: Job, conversation: str | None, headers: Mapping[str, str] | None = None) -> JobView:
+    async def _enqueue(
+        self, job: Job, conversation: Packed | None, headers: Mapping[str, str] | None = None
+    ) -> JobView:
         """Put it on the log. One that the log does not confirm is fenced off, unless a worker already has it."""
         if conversation is not None:  # before a worker may ask for it
             kept_s = job.expires_at - job.created_at + job.result_ttl_s
@@ -260,7 +262,7 @@ class Desk:
         return JobView.of(job, state)
 
     async def _refused(
-        self, answer: Same | KeyReused | QueueFull, again: Job, conversation: str | None, channel: str
+        self, answer: Same | KeyReused | QueueFull, again: Job, conversation: Packed | None, channel: str
     ) -> Acceptance:
         match answer:
             case Same(known):
@@ -270,7 +272,7 @@ class Desk:
             case QueueFull():
                 raise QueueFullError
 
-    async def _confirmed(self, job_id: str, again: Job, conversation: str | None, channel: str) -> JobView:
+    async def _confirmed(self, job_id: str, again: Job, conversation: Packed | None, channel: str) -> JobView:
         """The job of an earlier request with the same body, once the log has it.
 
         That request may still be under way. Its gateway may have died as well: then the job goes on the log from

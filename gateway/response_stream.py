@@ -40,8 +40,7 @@ class ResponseStream:
     async def told(self, caller: Caller) -> AsyncGenerator[bytes]:
         """See `EventStream`."""
         job, ended = self.view.job, None
-        kept = await self.delivery.conversations.kept(job.tenant, job.id)
-        asked = kept.asked if kept else {}
+        asked = await self.delivery.conversations.asked(job.tenant, job.id)
         at_first = response(replace(self.view, state=JobState.QUEUED, finished_at=None), asked, None)
         running = {**at_first, "status": "in_progress"}
         yield self._framed(self._events.begin(at_first if at_first["background"] else running))
@@ -60,9 +59,8 @@ class ResponseStream:
         if ended is None:
             await leave(caller, job, self.left)
             return
-        is_completed = ended.state is JobState.COMPLETED
-        final = response(ended, asked, await self.delivery.conversations.completion(ended) if is_completed else None)
-        if is_completed:
+        final = await self.delivery.conversations.response(ended, asked)
+        if ended.state is JobState.COMPLETED:
             telling.continuation.end()
         if job.stream and not telling.has_pieces and self.after >= self._events.told:
             yield self._framed(self._events.close(final, after=self.after))

@@ -14,7 +14,7 @@ from router.responses import Object, UntranslatableError, items_of, to_chat
 INLINE_INPUT = 64 * 1024
 # What a response may follow:
 MOST_ITEMS = 5_000
-LARGEST = 32 * 1024 * 1024  # characters
+LARGEST = 32 * 1024 * 1024  # bytes
 
 
 class NoSuchResponseError(Exception):
@@ -34,27 +34,34 @@ class ConversationTooLongError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """A `Kept` as JSON, in its two parts."""
+
+    asked: str
+    items: str
+
+    @property
+    def text(self) -> str:
+        """Both together."""
+        return f'{{"asked":{self.asked},"items":{self.items}}}'
+
+
+@dataclass(frozen=True, slots=True)
 class Kept:
     """What a response was asked: its settings (`echo_of`), and all items that its model reads."""
 
     asked: Object
     items: list[Object]
 
-    @classmethod
-    def read(cls, text: str) -> "Kept":
-        """Of the text that `packed` made."""
-        values = json.loads(text)
-        return cls(values["asked"], values["items"])
-
     @property
-    def packed(self) -> str:
+    def packed(self) -> Packed:
         """As it is kept."""
-        return compact.text({"asked": self.asked, "items": self.items})
+        return Packed(compact.text(self.asked), compact.text(self.items))
 
-    @property
-    def is_stored(self) -> bool:
-        """Whether its client wants to see it again."""
-        return self.asked.get("store") is not False
+
+def is_stored(asked: Object) -> bool:
+    """Whether the client wants to see the response again."""
+    return asked.get("store") is not False
 
 
 class Conversations:
@@ -64,47 +71,55 @@ class Conversations:
         self._board = board
         self._payloads = payloads
 
+    async def keep(self, job: Job, packed: Packed, *, ttl_s: float) -> None:
+        """Keep it for as long, or until the job's result goes. Safe to repeat."""
+        text, path = packed.text, ""
+        if len(text) > INLINE_INPUT:
+            path = input_path(job.tenant, job.id)
+            await self._board.keep_input(job, "", ttl_s=ttl_s, path=path)  # swept up, should this process die now
+            at = envelope.payload_text(await self._payloads.put(path, text.encode()))
+            asked = packed.asked if len(packed.asked) <= INLINE_INPUT else "null"
+            text = f'{{"asked":{asked},"at":{at}}}'  # so that who only looks need not read all of it
+        await self._board.keep_input(job, text, ttl_s=ttl_s, path=path)
+
+    async def kept(self, tenant: str, job_id: str) -> Kept | None:
+        """What a response was asked; None when that is gone."""
+        values = await self._on_board(tenant, job_id)
+        if values is not None and "at" in values:
+            values = json.loads(await self._payloads.get(Payload(**values["at"])))
+        return None if values is None else Kept(values["asked"], values["items"])
+
+    async def asked(self, tenant: str, job_id: str) -> Object:
+        """Its settings alone; nothing when they are gone."""
+        values = await self._on_board(tenant, job_id)
+        if values is not None and values["asked"] is None:
+            values = json.loads(await self._payloads.get(Payload(**values["at"])))
+        return {} if values is None else dict(values["asked"])
+
     async def until(self, tenant: str, job_id: str) -> list[Object]:
         """All items up to the end of a response.
 
         Raises `NoSuchResponseError`, `UnfinishedResponseError`, `ConversationTooLongError`.
         """
         view = await self._board.view(tenant, job_id)
-        text = await self._kept_text(tenant, job_id) if view else None
-        kept = Kept.read(text) if text else None
-        if view is None or text is None or kept is None or not kept.is_stored:
+        values = await self._on_board(tenant, job_id) if view else None
+        if values is not None and "at" in values and values["at"]["size"] > LARGEST:
+            raise ConversationTooLongError
+        kept = await self.kept(tenant, job_id) if values else None
+        if view is None or kept is None or not is_stored(kept.asked):
             raise NoSuchResponseError(job_id)
         if view.state is not JobState.COMPLETED:
             raise UnfinishedResponseError(job_id)
         items = [*kept.items, *output_of(await self.completion(view), job_id)]
-        if len(text) > LARGEST or len(items) > MOST_ITEMS:
+        if len(items) > MOST_ITEMS:
             raise ConversationTooLongError
         return items
 
-    async def _kept_text(self, tenant: str, job_id: str) -> str | None:
-        text = await self._board.input(tenant, job_id)
-        if (payload := _payload(text)) is None:
-            return text
-        return (await self._payloads.get(payload)).decode()
-
-    async def keep(self, job: Job, packed: str, *, ttl_s: float) -> None:
-        """Keep it for as long, or until the job's result goes. Safe to repeat."""
-        path = ""
-        if len(packed) > INLINE_INPUT:
-            path = input_path(job.tenant, job.id)
-            await self._board.keep_input(job, "", ttl_s=ttl_s, path=path)  # swept up, should this process die now
-            packed = envelope.payload_text(await self._payloads.put(path, packed.encode()))
-        await self._board.keep_input(job, packed, ttl_s=ttl_s, path=path)
-
-    async def kept(self, tenant: str, job_id: str) -> Kept | None:
-        """What a response was asked; None when that is gone."""
-        text = await self._kept_text(tenant, job_id)
-        return Kept.read(text) if text else None
-
     async def forget(self, tenant: str, job_id: str) -> None:
         """Remove what lies in the object store; the board lets go of its part with the job."""
-        if (payload := _payload(await self._board.input(tenant, job_id))) is not None:
-            await self._payloads.remove(payload.path)
+        values = await self._on_board(tenant, job_id)
+        if values is not None and "at" in values:
+            await self._payloads.remove(values["at"]["path"])
 
     async def chat(self, job: Job) -> bytes:
         """The job's body as a chat request. Raises `ConversationLostError`, `UntranslatableError`."""
@@ -128,13 +143,14 @@ class Conversations:
         completion: dict[str, Any] = json.loads(result)
         return completion
 
-    async def response(self, view: JobView) -> Object:
+    async def response(self, view: JobView, asked: Object | None = None) -> Object:
         """The Response as it is now."""
-        kept = await self.kept(view.job.tenant, view.job.id)
+        if asked is None:
+            asked = await self.asked(view.job.tenant, view.job.id)
         completion = await self.completion(view) if view.state is JobState.COMPLETED else None
-        return response(view, kept.asked if kept else {}, completion)
+        return response(view, asked, completion)
 
-
-def _payload(text: str | None) -> Payload | None:
-    """The pointer, where the board has no more than that."""
-    return envelope.payload_of(text) if text and text.startswith('{"path"') else None
+    async def _on_board(self, tenant: str, job_id: str) -> dict[str, Any] | None:
+        """Both parts, or where they lie."""
+        text = await self._board.input(tenant, job_id)
+        return json.loads(text) if text else None

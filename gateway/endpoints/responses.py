@@ -13,9 +13,9 @@ from gateway.streaming import EventStream
 from gateway.taking import Taken, Taking
 from router.board import JobView
 from router.compact import encode
-from router.conversations import Kept
+from router.conversations import is_stored
 from router.job import JobState
-from router.responses import ENDPOINT
+from router.responses import ENDPOINT, Object
 
 CANCEL_S = 3.0  # how long a cancel waits for the end that it asked for
 PAGE, LARGEST_PAGE = 20, 100
@@ -38,29 +38,29 @@ class Responses:
         if taken.asked.stream:
             return self._streamed(taken)
         if taken.asked.background:
-            return await self._shown(taken.view, {})
+            return await self._shown(taken.view)
         view = await self._taking.wait(request, taken)
         if view.state is not JobState.COMPLETED:
             raise JobFailedError(view.state, view.error)
-        return await self._shown(view, render.rate_headers(taken.rooms) | render.answer_headers(view))
+        return await self._shown(view, headers=render.rate_headers(taken.rooms) | render.answer_headers(view))
 
     async def retrieve(self, request: Request) -> Response:
         """The Response as it is now, or with `?stream=true` its events, those after `starting_after` only."""
-        view, _ = await self._known(request)
+        view, asked = await self._known(request)
         if query.choice(request, "stream", "false", ("true", "false")) == "false":
-            return await self._shown(view, {})
+            return await self._shown(view, asked)
         after = query.whole(request, "starting_after", -1, most=LARGEST_NUMBER)
         return self._told(view, after=after)
 
     async def cancel(self, request: Request) -> Response:
         """End it. Safe to repeat; one that has ended stays as it is."""
-        view, _ = await self._known(request)
+        view, asked = await self._known(request)
         if not view.state.is_terminal:
             services = self._services
             await cancel(view, board=services.board, outbox=services.outbox)
             async with calling(request.receive) as caller:
                 view = await services.delivery.wait(view.job.tenant, view.job.id, caller, seconds=CANCEL_S)
-        return await self._shown(view, {})
+        return await self._shown(view, asked)
 
     async def delete(self, request: Request) -> Response:
         """Forget a Response that has ended, and what it was asked."""
@@ -72,9 +72,11 @@ class Responses:
 
     async def input_items(self, request: Request) -> Response:
         """A page of all that its model reads, the newest first if not said otherwise."""
-        _, kept = await self._known(request)
+        view, _ = await self._known(request)
         limit = query.whole(request, "limit", PAGE, least=1, most=LARGEST_PAGE)
-        items = kept.items if query.choice(request, "order", "desc", ("asc", "desc")) == "asc" else kept.items[::-1]
+        is_upwards = query.choice(request, "order", "desc", ("asc", "desc")) == "asc"
+        kept = await self._conversations.kept(view.job.tenant, view.job.id)
+        items = kept.items[:: 1 if is_upwards else -1] if kept else []
         after = request.query_params.get("after")
         ids = [item["id"] for item in items]
         first = ids.index(after) + 1 if after in ids else 0
@@ -103,12 +105,16 @@ class Responses:
         )
         return EventStream(stream.told, name=f"job_{view.job.id}", failed=stream.failed)
 
-    async def _known(self, request: Request) -> tuple[JobView, Kept]:
+    async def _known(self, request: Request) -> tuple[JobView, Object]:
+        """The job, and what its request said."""
         view = await self._taking.known(request, endpoint=ENDPOINT)
-        kept = await self._conversations.kept(view.job.tenant, view.job.id) or Kept({}, [])
-        if not kept.is_stored:
+        asked = await self._conversations.asked(view.job.tenant, view.job.id)
+        if not is_stored(asked):
             raise UnknownJobError(view.job.id)
-        return view, kept
+        return view, asked
 
-    async def _shown(self, view: JobView, headers: dict[str, str]) -> Response:
-        return Response(encode(await self._conversations.response(view)), headers=headers, media_type=render.JSON)
+    async def _shown(
+        self, view: JobView, asked: Object | None = None, *, headers: dict[str, str] | None = None
+    ) -> Response:
+        shown = await self._conversations.response(view, asked)
+        return Response(encode(shown), headers=headers, media_type=render.JSON)

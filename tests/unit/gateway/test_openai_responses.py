@@ -198,7 +198,7 @@ def test_whatever_passes_the_door_has_a_chat_form_and_is_a_response_of_the_sdks(
             passed += 1
             items = responses.items_of(values, "J")
             json.dumps(responses.to_chat(values, items))
-            asked = Kept.read(Kept(responses.echo_of(values), items).packed).asked
+            asked = json.loads(Kept(responses.echo_of(values), items).packed.asked)
             Response.model_validate(response(JobView.of(a_job(), JobState.QUEUED), asked, None))
 
     assert passed > 100
