@@ -21,6 +21,7 @@ from consumers.backend import (
     OnChunk,
     Pending,
     PlacedBackend,
+    RecoveringBackend,
     SoFar,
     Submitted,
 )
@@ -289,6 +290,9 @@ class _OneAttempt:
         """Reserve quota, call the backend, charge and conclude."""
         steps = self._steps
         if claim.open_attempt is not None:
+            taken = await self._recovered(claim, claim.open_attempt)
+            if taken is not None:
+                return await self._hand_off(self._job, taken)
             await self._charge_lost(claim.open_attempt)
             if not self._job.reruns_allowed and type(claim) is Run:
                 return await self._fail(
@@ -476,6 +480,13 @@ class _OneAttempt:
             return await self._hand_off(job, answer)
         let_through.answered()
         return await self._complete(answer)
+
+    async def _recovered(self, claim: Run, attempt: int) -> Submitted | None:
+        """The call of an attempt whose process died in it, where its backend can find it."""
+        backend = self._steps.backend
+        if type(claim) is not Run or not isinstance(backend, RecoveringBackend):
+            return None
+        return await backend.recover(self._job, self._deployment, attempt=attempt)
 
     async def _hand_off(self, job: Job, submitted: Submitted) -> Outcome:
         """Let the backend keep it. Its body stays where a later attempt finds it, as its record goes now."""

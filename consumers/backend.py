@@ -1,6 +1,6 @@
 """The port to what runs models: a job in, an answer or a named failure out."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -34,6 +34,16 @@ class Pending:
     """The backend still works on it; ask again in `check_in_s`."""
 
     check_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A backend says that an attempt is over there. `handle` is what it needs to be told that this was heard."""
+
+    tenant: str
+    job_id: str
+    attempt: int
+    handle: tuple[str, str]
 
 
 class BackendError(Exception):
@@ -98,6 +108,28 @@ class HandOffBackend(Backend, Protocol):
 
     async def abandon(self, job: Job, deployment: Deployment, reference: str) -> None:
         """Nobody wants it any more; end it where the backend can."""
+        ...
+
+
+@runtime_checkable
+class RecoveringBackend(HandOffBackend, Protocol):
+    """One that finds the call of an attempt whose process died before it could say whether it was taken."""
+
+    async def recover(self, job: Job, deployment: Deployment, *, attempt: int) -> Submitted | None:
+        """Where its result will be if it was; None when nobody can know."""
+        ...
+
+
+@runtime_checkable
+class NoticingBackend(HandOffBackend, Protocol):
+    """One that says by itself when a call is over."""
+
+    async def listen(self) -> Sequence[Notice]:
+        """What it has to say, as soon as it has; bounded. `collect` then knows it. Raises `BackendError`."""
+        ...
+
+    async def acknowledge(self, notice: Notice) -> None:
+        """What it said is done with for good. What is not acknowledged is said again. Raises `BackendError`."""
         ...
 
 

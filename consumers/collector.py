@@ -9,6 +9,7 @@ import structlog
 from ulid import ULID
 
 from consumers.attempt import Attempt
+from consumers.backend import BackendError, Notice, NoticingBackend
 from consumers.outcome import Dead, Later, Left, MovedOn
 from consumers.tally import Tally
 from policies.scripts import BoardUnavailableError
@@ -21,6 +22,8 @@ log = structlog.get_logger(__name__)
 
 AT_ONCE = 50  # of one tenant
 TENANTS_AT_ONCE = 8
+DEAF_S = 5.0  # after a failure to listen
+OTHERS_S, LOOK_S = 5.0, 0.1  # for another collector that has the job
 
 
 @dataclass(slots=True)
@@ -33,12 +36,15 @@ class Collector:
     tenants: Collection[str]
     every_s: float = 0.5
     clock: Callable[[], float] = time.monotonic
+    late: int = 0  # notices of attempts that had been concluded
 
     async def run(self, stop: asyncio.Event) -> None:
         """Collect until `stop`."""
         async with asyncio.TaskGroup() as beside:
             keepers = [beside.create_task(each) for each in (self.attempt.keep_leases(), self.attempt.heed())]
             keepers.append(beside.create_task(self.attempt.wakeups.follow()))
+            if isinstance(self.attempt.backend, NoticingBackend):
+                keepers.append(beside.create_task(self._heed(self.attempt.backend)))
             while not stop.is_set():
                 try:
                     await self.round()
@@ -71,6 +77,46 @@ class Collector:
         async with asyncio.TaskGroup() as tasks:
             for submission in due:
                 tasks.create_task(self._one(tenant, owner, submission))
+
+    async def _heed(self, backend: NoticingBackend) -> None:
+        """For ever: conclude what the backend says is over, and only then let it know that this was heard."""
+        while True:
+            try:
+                notices = await backend.listen()
+            except BackendError as error:
+                log.warning("nothing_heard", failure=str(error.failure), code=error.code)
+                await asyncio.sleep(DEAF_S)
+                continue
+            await asyncio.gather(*(self._noticed(backend, notice) for notice in notices))
+
+    async def _noticed(self, backend: NoticingBackend, notice: Notice) -> None:
+        try:
+            if await self._is_done_with(notice):
+                await backend.acknowledge(notice)
+        except (BoardUnavailableError, BackendError) as error:  # it is said again
+            log.warning("notice_put_off", job=notice.job_id, error=type(error).__name__)
+
+    async def _is_done_with(self, notice: Notice) -> bool:
+        """Whether its attempt is concluded, by this or before. It is concluded once: what comes later is waste."""
+        board = self.attempt.board
+        if not await self._is_open(notice):
+            self.late += 1
+            log.info("late_result", job=notice.job_id, attempt=notice.attempt)
+            return True
+        owner = f"{self.attempt.wakeups.channel}|collector|{ULID()}"
+        lease_s = self.attempt.lease_s
+        due = await board.collect(notice.tenant, owner, lease_s=lease_s, most=1, job_id=notice.job_id)
+        for submission in due:
+            await self._one(notice.tenant, owner, submission)
+        for _ in range(0 if due else int(OTHERS_S / LOOK_S)):  # somebody else is at it
+            if not await self._is_open(notice):
+                return True
+            await asyncio.sleep(LOOK_S)
+        return not await self._is_open(notice)
+
+    async def _is_open(self, notice: Notice) -> bool:
+        view = await self.attempt.board.view(notice.tenant, notice.job_id)
+        return view is not None and not view.state.is_terminal and view.open_attempt == notice.attempt
 
     async def _one(self, tenant: str, owner: str, submission: Submission) -> None:
         view = await self.attempt.board.view(tenant, submission.job_id)

@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 from gateway import settings_env, settings_file
 from gateway.settings_file import Document, Fault, KeyPath, dotted
 from gateway.settings_fleet import ReplicaSettings
+from gateway.settings_sagemaker import SageMakerSettings
 from gateway.settings_section import Section
 from gateway.settings_values import (
     AliasName,
@@ -405,6 +406,7 @@ class DeploymentSettings(Section):
     )
     tools: bool = True
     prefill: bool = True
+    sagemaker: SageMakerSettings | None = None
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> Self:
@@ -412,6 +414,8 @@ class DeploymentSettings(Section):
             raise ValueError("a gpu deployment needs its server's url, such as http://127.0.0.1:8000/v1, or replicas")
         if self.replicas is not None and (self.url or self.backend != "gpu"):
             raise ValueError("replicas are for a gpu deployment, and stand in place of its url")
+        if (self.sagemaker is not None) != (self.backend == "sagemaker"):
+            raise ValueError("a sagemaker deployment, and no other, has a sagemaker section with at least its region")
         return self
 
 
@@ -505,6 +509,7 @@ class Settings(Section):
             fallback=tuple(each.fallback() for each in deployment.fallback),
             takes_tools=deployment.tools,
             takes_prefill=deployment.prefill,
+            sagemaker=None if deployment.sagemaker is None else deployment.sagemaker.sagemaker(),
         )
 
     def _price_of(self, price: PriceSettings | None) -> Price | None:

@@ -299,8 +299,13 @@ async def open_backend(core: Core, name: str, registry: CollectorRegistry) -> As
             from consumers.backend_echo import EchoBackend
 
             yield EchoBackend()
+        case "sagemaker":
+            from consumers.backend_sagemaker import SageMakerBackend
+
+            async with SageMakerBackend.open(core.deployments, tuple(core.tenants)) as taking:
+                yield taking
         case _:
-            raise SettingsError(f"there is no backend {name!r} in this version; there are gpu and echo")
+            raise SettingsError(f"there is no backend {name!r} in this version; there are gpu, sagemaker and echo")
 
 
 def sweeper(core: Core) -> "Sweeper":

@@ -80,6 +80,34 @@ class Fallback:
     on: frozenset[Failure] | None = None
 
 
+class PayloadFormat(StrEnum):
+    """What a SageMaker container speaks: OpenAI's chat (vLLM, LMI), text-generation-inference's, or its own."""
+
+    OPENAI = "openai"
+    TGI = "tgi"
+    RAW = "raw"
+
+
+@dataclass(frozen=True, slots=True)
+class SageMaker:
+    """Where a SageMaker endpoint is and how it is asked; the deployment's `model` is its name.
+
+    `inputs` is `s3://bucket/prefix` for bodies that are too large to go along. `queue` is the URL of the queue that
+    both of the endpoint's topics feed; without one only the objects are looked at. `served_model` is named to
+    containers that ask for it. A call waits `request_ttl_s` at most and runs `invocation_timeout_s` at most.
+    """
+
+    region: str
+    inputs: str = ""
+    queue: str = ""
+    payload: PayloadFormat = PayloadFormat.OPENAI
+    served_model: str = ""
+    request_ttl_s: int = 21_600
+    invocation_timeout_s: int = 900
+    is_realtime: bool = False
+    aws_url: str = ""  # of a server that speaks AWS' protocols, in place of AWS
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """One model on one backend. `model` is its name there; `window` and `max_output` are tokens.
@@ -108,3 +136,4 @@ class Deployment:
     fallback: tuple[Fallback, ...] = ()
     takes_tools: bool = True
     takes_prefill: bool = True
+    sagemaker: SageMaker | None = None

@@ -419,9 +419,15 @@ class Board:
         arguments: list[Value] = [owner, reference, int(check_in_s * 1000), envelope.about(job)]
         return bool(await self._run(self._submit, job.tenant, job.id, *arguments, durable=True))
 
-    async def collect(self, tenant: str, owner: str, *, lease_s: float, most: int) -> list[Submission]:
-        """Submitted jobs that are to be looked at, each leased to `owner`: finish it, submit it again or release it."""
-        rows = cast("list[list[bytes]]", await self._run(self._collect, tenant, "", owner, int(lease_s * 1000), most))
+    async def collect(
+        self, tenant: str, owner: str, *, lease_s: float, most: int, job_id: str = ""
+    ) -> list[Submission]:
+        """Submitted jobs that are to be looked at, each leased to `owner`: finish it, submit it again or release it.
+
+        With a `job_id` only that one, whenever it is to be looked at, unless somebody has it.
+        """
+        answer = await self._run(self._collect, tenant, job_id, owner, int(lease_s * 1000), most)
+        rows = cast("list[list[bytes]]", answer)
         return [
             Submission(i.decode(), reference.decode(), int(attempt), int(left) / 1000, cancel == b"1")
             for i, reference, attempt, left, cancel in rows

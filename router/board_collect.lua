@@ -1,8 +1,16 @@
--- Take up to so many submitted jobs that are to be looked at, each with a lease. ARGV: prefix, '', owner, lease ms, most
+-- Take up to so many submitted jobs that are to be looked at, each with a lease, or the one that is named whenever it is
+-- to be looked at. ARGV: prefix, id ('' is all), owner, lease ms, most
 -- Returns {{id, reference, attempt, ms left, cancel requested}, ...}
 local now, lease = now_ms(), tonumber(ARGV[4])
 local taken = {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'submitted', '-inf', whole(now), 'LIMIT', 0, ARGV[5])) do
+local due = {}
+if ARGV[2] == '' then
+  due = redis.call('ZRANGEBYSCORE', P .. 'submitted', '-inf', whole(now), 'LIMIT', 0, ARGV[5])
+elseif redis.call('ZSCORE', P .. 'submitted', ARGV[2]) then
+  local leased_until = redis.call('HGET', KEYS[1], 'lease')
+  if not leased_until or tonumber(leased_until) <= now then due = {ARGV[2]} end
+end
+for _, id in ipairs(due) do
   local job = P .. 'job:' .. id
   local h = redis.call('HMGET', job, 'state', 'submitted', 'open', 'expires', 'cancel')
   if h[1] ~= 'running' or not h[2] or not h[3] then

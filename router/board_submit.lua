@@ -3,8 +3,13 @@
 -- Returns 1 | 0 (it is another's)
 local job = KEYS[1]
 if redis.call('HGET', job, 'owner') ~= ARGV[3] then return 0 end
-redis.call('HDEL', job, 'owner', 'lease')
+if redis.call('HGET', job, 'counted') == ARGV[3] then -- its process outlived the call: that delivery was an orderly one
+  redis.call('HINCRBY', job, 'deliveries', -1)
+end
+redis.call('HDEL', job, 'owner', 'lease', 'counted')
 redis.call('HSET', job, 'submitted', ARGV[4], 'about', ARGV[6])
 redis.call('ZREM', P .. 'running', ARGV[2])
-redis.call('ZADD', P .. 'submitted', whole(now_ms() + tonumber(ARGV[5])), ARGV[2])
+-- Not later than its deadline, which it is not to wait past.
+local look_at = math.min(now_ms() + tonumber(ARGV[5]), tonumber(redis.call('HGET', job, 'expires')))
+redis.call('ZADD', P .. 'submitted', whole(look_at), ARGV[2])
 return 1

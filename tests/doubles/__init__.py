@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 ROOT = Path(__file__).parents[2]
 START_S = 20.0
+AWS_START_S = 60.0  # moto loads every service
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,13 @@ def openai_double(port: int = 0) -> Iterator[OpenAIDouble]:
     """A double of its own, ended with the block; it also ends when this process dies."""
     with started([sys.executable, "-m", "tests.doubles.openai_double", "--port", str(port)], within=START_S) as line:
         yield OpenAIDouble(line.split()[-1])
+
+
+@contextmanager
+def aws_double() -> Iterator[str]:
+    """The address of a double of AWS of its own; see `tests/doubles/aws`."""
+    with started([sys.executable, "-m", "tests.doubles.aws"], within=AWS_START_S) as line:
+        yield line.split()[-1]
 
 
 @contextmanager

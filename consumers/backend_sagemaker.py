@@ -1,0 +1,398 @@
+"""Runs jobs on SageMaker endpoints: asynchronous ones take them and answer later, synchronous ones at once.
+
+Nothing is retried here, and boto3 retries nothing: an attempt is one call. A submit whose answer was lost may have been
+taken; as its name and its places in S3 are known beforehand, its result is found all the same.
+"""
+
+import asyncio
+import json
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import boto3
+import structlog
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+
+from consumers.backend import Answer, BackendError, Notice, OnChunk, Pending, SoFar, Submitted
+from consumers.sagemaker_notices import CallName, Ending, Told, mark, read
+from consumers.sagemaker_payloads import JSON, LARGEST_ANSWER, answer, request
+from policies.deployments import Deployment, SageMaker
+from policies.pricing import Basis, Usage
+from policies.retries import Failure
+from router.job import Job
+
+log = structlog.get_logger(__name__)
+
+INLINE_BYTES = 128_000  # of a Body; API reference of InvokeEndpointAsync
+SYNC_BYTES = 6_291_456  # both ways; API reference of InvokeEndpoint
+THREADS = 16  # calls to AWS at once
+CONNECT_S, READ_S = 5.0, 20.0
+SYNC_READ_S = 65.0  # the service gives up after 60
+LISTEN_S, MESSAGES = 20, 10  # the longest and the most that one receive takes; API reference of ReceiveMessage
+UNSEEN_S = 60  # a message that is not acknowledged comes again after that
+SLACK_S = 120.0  # beyond time to live and run before a call counts as lost
+UNSURE_S = 300.0  # as long is waited for the result of a submit that may not have been taken
+SOONEST_LOOK_S, LATEST_LOOK_S = 2.0, 60.0
+REMEMBERED = 10_000  # messages whose jobs were not looked at yet
+LARGEST_FAILURE = 64 * 1024  # bytes of a container's own error
+SHOWN_FAILURE = 500  # characters of it
+
+Got = TypeVar("Got")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A submitted call, as the board keeps it. `is_sure`: the service said that it took it."""
+
+    call: str
+    output_at: str
+    failure_at: str
+    submitted_at: float
+    is_sure: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> "Reference":
+        """Of the board's text."""
+        return cls(**json.loads(text))
+
+    def __str__(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Clients:
+    runtime: Any
+    control: Any
+    s3: Any
+    sqs: Any
+
+
+class SageMakerBackend:
+    """See `HandOffBackend` and `NoticingBackend`."""
+
+    def __init__(
+        self, threads: ThreadPoolExecutor, deployments: Mapping[str, Deployment], tenants: Sequence[str]
+    ) -> None:
+        self._threads = threads
+        self._deployments = deployments
+        self._tenants = {mark(tenant): tenant for tenant in tenants}
+        self._clients: dict[tuple[str, str], _Clients] = {}
+        self._outputs: dict[str, tuple[str, str]] = {}
+        self._told: OrderedDict[str, Told] = OrderedDict()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, deployments: Mapping[str, Deployment], tenants: Sequence[str]
+    ) -> AsyncGenerator["SageMakerBackend"]:
+        """For these deployments; messages are about jobs of these tenants."""
+        ours = {name: each for name, each in deployments.items() if each.sagemaker is not None}
+        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="sagemaker")
+        try:
+            yield cls(threads, ours, tenants)
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def call(
+        self, job: Job, deployment: Deployment, *, attempt: int, on_chunk: OnChunk | None, so_far: SoFar
+    ) -> Answer | Submitted:
+        """Submit it; a synchronous endpoint answers. Streams nothing: `on_chunk` is not called."""
+        place = _place(deployment)
+        body = request(job, deployment, place)
+        if place.is_realtime:
+            return await self._invoke(job, deployment, place, body)
+        return await self._submit(job, deployment, place, body, attempt)
+
+    async def recover(self, job: Job, deployment: Deployment, *, attempt: int) -> Submitted | None:
+        """The call of an attempt whose process died in it: taken or not, its result would lie in a known place."""
+        place = _place(deployment)
+        if place.is_realtime:
+            return None
+        reference = await self._predicted(job, deployment, place, attempt)
+        return Submitted(str(reference), SOONEST_LOOK_S) if reference.output_at else None
+
+    async def collect(self, job: Job, deployment: Deployment, reference: str, *, attempt: int) -> Answer | Pending:
+        """From the message where one came, else from where the result would lie."""
+        known, place = Reference.parse(reference), _place(deployment)
+        told = self._told.pop(known.call, None)
+        if told is not None:
+            known = replace(known, output_at=told.output_at or known.output_at)
+            known = replace(known, failure_at=told.failure_at or known.failure_at)
+            match told.ending:
+                case Ending.COMPLETED:
+                    data = told.answer if told.answer is not None else await self._object(place, known.output_at)
+                    if data is not None:
+                        return answer(data, job, deployment, place, created=int(known.submitted_at))
+                case Ending.FAILED:
+                    raise self._failed(job, await self._object(place, known.failure_at), told.reason)
+                case Ending.EXPIRED:
+                    raise BackendError(
+                        Failure.UNAVAILABLE, "it waited at the endpoint longer than its time to live", code="expired"
+                    )
+        elif (data := await self._object(place, known.output_at)) is not None:
+            return answer(data, job, deployment, place, created=int(known.submitted_at))
+        elif (failure := await self._object(place, known.failure_at)) is not None:
+            raise self._failed(job, failure, "")
+        return self._still_waiting(job, known, place)
+
+    async def abandon(self, job: Job, deployment: Deployment, reference: str) -> None:
+        """The service cannot take a call back; what it still answers is late."""
+
+    async def ping(self, deployment: Deployment) -> str | None:
+        """Whether the endpoint is there and in service."""
+        place = _place(deployment)
+        try:
+            found = await self._aws(self._of(place).control.describe_endpoint, EndpointName=deployment.model)
+        except BackendError as error:
+            return f"{deployment.model}: {error.detail}"
+        status = found["EndpointStatus"]
+        return None if status == "InService" else f"the endpoint {deployment.model} is {status}, not InService"
+
+    async def listen(self) -> Sequence[Notice]:
+        """Wait for messages, 20 s at most. Those about no call of ours stay for whoever they are for."""
+        queues = {each.sagemaker.queue: each.sagemaker for each in self._deployments.values() if each.sagemaker}
+        queues.pop("", None)
+        if not queues:
+            await asyncio.sleep(LISTEN_S)
+            return ()
+        heard = await asyncio.gather(*(self._hear(queue, place) for queue, place in queues.items()))
+        return [notice for each in heard for notice in each]
+
+    async def acknowledge(self, notice: Notice) -> None:
+        """Take its message from the queue."""
+        queue, handle = notice.handle
+        place = next(
+            each.sagemaker for each in self._deployments.values() if each.sagemaker and each.sagemaker.queue == queue
+        )
+        await self._aws(self._of(place).sqs.delete_message, QueueUrl=queue, ReceiptHandle=handle)
+
+    async def _hear(self, queue: str, place: SageMaker) -> list[Notice]:
+        given = await self._aws(
+            self._of(place).sqs.receive_message,
+            QueueUrl=queue,
+            MaxNumberOfMessages=MESSAGES,
+            WaitTimeSeconds=LISTEN_S,
+            VisibilityTimeout=UNSEEN_S,
+        )
+        notices = []
+        for message in given.get("Messages", []):
+            told = read(message["Body"])
+            tenant = self._tenants.get(told.call.tenant_mark) if told else None
+            if told is None or tenant is None:
+                log.warning("foreign_message", queue=queue.rpartition("/")[2], message=message["MessageId"])
+                continue
+            self._remember(told)
+            notices.append(Notice(tenant, told.call.job_id, told.call.attempt, (queue, message["ReceiptHandle"])))
+        return notices
+
+    def _remember(self, told: Told) -> None:
+        self._told[str(told.call)] = told
+        while len(self._told) > REMEMBERED:
+            self._told.popitem(last=False)
+
+    async def _submit(self, job: Job, deployment: Deployment, place: SageMaker, body: bytes, attempt: int) -> Submitted:
+        planned = await self._predicted(job, deployment, place, attempt)
+        payload: dict[str, object] = {"Body": body}
+        if len(body) > INLINE_BYTES:
+            payload = {"InputLocation": await self._put_input(place, job, attempt, body)}
+        try:
+            taken = await self._aws(
+                self._of(place).runtime.invoke_endpoint_async,
+                EndpointName=deployment.model,
+                ContentType=JSON,
+                Accept=JSON,
+                InferenceId=planned.call,
+                S3OutputPathExtension=_extension(job),
+                Filename=f"{job.id}-{attempt}",
+                RequestTTLSeconds=place.request_ttl_s,
+                InvocationTimeoutSeconds=place.invocation_timeout_s,
+                **payload,
+            )
+        except BackendError as error:
+            if error.failure in (Failure.BACKEND_ERROR, Failure.TIMED_OUT) and planned.output_at:
+                return Submitted(str(planned), SOONEST_LOOK_S)  # it may have been taken
+            raise
+        sure = replace(
+            planned,
+            output_at=taken.get("OutputLocation", planned.output_at),
+            failure_at=taken.get("FailureLocation", planned.failure_at),
+            is_sure=True,
+        )
+        return Submitted(str(sure), LATEST_LOOK_S if place.queue else SOONEST_LOOK_S)
+
+    async def _invoke(self, job: Job, deployment: Deployment, place: SageMaker, body: bytes) -> Answer:
+        if len(body) > SYNC_BYTES:
+            raise BackendError(
+                Failure.REJECTED, f"the body is over {SYNC_BYTES} bytes, the most a synchronous endpoint takes"
+            )
+        given = await self._aws(
+            self._of(place).runtime.invoke_endpoint,
+            EndpointName=deployment.model,
+            ContentType=JSON,
+            Accept=JSON,
+            Body=body,
+        )
+        data = await self._in_thread(given["Body"].read)
+        return answer(data, job, deployment, place, created=int(time.time()))
+
+    async def _predicted(self, job: Job, deployment: Deployment, place: SageMaker, attempt: int) -> Reference:
+        """Where the result of an attempt would lie: path, extension and file name, in this order."""
+        call = str(CallName.of(job.tenant, job.id, attempt))
+        output, failure = await self._paths(deployment, place)
+        end = f"{_extension(job)}/{job.id}-{attempt}"
+        return Reference(
+            call=call,
+            output_at=f"{output}/{end}" if output else "",
+            failure_at=f"{failure}/{end}" if failure else "",
+            submitted_at=time.time(),
+            is_sure=False,
+        )
+
+    async def _paths(self, deployment: Deployment, place: SageMaker) -> tuple[str, str]:
+        """The endpoint's own places; '' where they are not to be had."""
+        if deployment.model not in self._outputs:
+            control = self._of(place).control
+            try:
+                endpoint = await self._aws(control.describe_endpoint, EndpointName=deployment.model)
+                config = await self._aws(
+                    control.describe_endpoint_config, EndpointConfigName=endpoint["EndpointConfigName"]
+                )
+            except BackendError as error:
+                log.warning("endpoint_not_described", endpoint=deployment.model, error=error.code)
+                return "", ""
+            output = config.get("AsyncInferenceConfig", {}).get("OutputConfig", {})
+            paths = output.get("S3OutputPath", "").rstrip("/"), output.get("S3FailurePath", "").rstrip("/")
+            self._outputs[deployment.model] = paths
+        return self._outputs[deployment.model]
+
+    async def _put_input(self, place: SageMaker, job: Job, attempt: int, body: bytes) -> str:
+        if not place.inputs:
+            raise BackendError(
+                Failure.MISCONFIGURED,
+                f"a body over {INLINE_BYTES} bytes needs sagemaker.inputs, a place in S3",
+                code="no_input_place",
+            )
+        bucket, key = _split(f"{place.inputs.rstrip('/')}/{_extension(job)}/{job.id}-{attempt}.json")
+        await self._aws(self._of(place).s3.put_object, Bucket=bucket, Key=key, Body=body, ContentType=JSON)
+        return f"s3://{bucket}/{key}"
+
+    async def _object(self, place: SageMaker, at: str) -> bytes | None:
+        """None where there is none yet. Raises `BackendError` UNAVAILABLE where that cannot be told."""
+        if not at:
+            return None
+        bucket, key = _split(at)
+        try:
+            given = await self._aws(self._of(place).s3.get_object, Bucket=bucket, Key=key)
+        except BackendError as error:
+            if error.code in ("NoSuchKey", "404"):
+                return None
+            # Without s3:ListBucket a missing key is "denied": nobody can tell it from one that is not there yet.
+            raise BackendError(Failure.UNAVAILABLE, f"{error.detail} (result)", code=error.code) from error
+        return await self._in_thread(lambda: bytes(given["Body"].read(LARGEST_ANSWER)))
+
+    def _failed(self, job: Job, failure: bytes | None, reason: str) -> BackendError:
+        """A container's own error, which is in no fixed form: shown, bounded, never needed."""
+        shown = (failure or b"")[:LARGEST_FAILURE].decode("utf-8", "replace").strip()
+        detail = " ".join(each for each in (reason, shown[:SHOWN_FAILURE]) if each) or "the call failed"
+        usage = Usage(input=job.estimate.input_tokens, basis=Basis.ESTIMATED)
+        status = next((code for code in ("400", "413", "422") if f"({code})" in reason), "")
+        return BackendError(
+            Failure.REJECTED if status else Failure.BACKEND_ERROR, detail, code=status or "failed", usage=usage
+        )
+
+    def _still_waiting(self, job: Job, known: Reference, place: SageMaker) -> Pending:
+        age_s = time.time() - known.submitted_at
+        longest_s = place.request_ttl_s + place.invocation_timeout_s + SLACK_S if known.is_sure else UNSURE_S
+        if age_s > longest_s:
+            usage = Usage(input=job.estimate.input_tokens, basis=Basis.ESTIMATED) if known.is_sure else Usage()
+            raise BackendError(Failure.TIMED_OUT, f"no result after {age_s:.0f} s", code="lost", usage=usage)
+        return Pending(min(LATEST_LOOK_S, max(SOONEST_LOOK_S, age_s / 5)))
+
+    def _of(self, place: SageMaker) -> _Clients:
+        key = (place.region, place.aws_url)
+        if key not in self._clients:
+            session = boto3.session.Session(region_name=place.region)
+            once = Config(
+                retries={"total_max_attempts": 1},
+                connect_timeout=CONNECT_S,
+                read_timeout=READ_S,
+                max_pool_connections=THREADS,
+            )
+            long = once.merge(Config(read_timeout=SYNC_READ_S))
+
+            def client(name: str, config: Config = once) -> Any:
+                return session.client(name, config=config, endpoint_url=place.aws_url or None)
+
+            self._clients[key] = _Clients(
+                client("sagemaker-runtime", long), client("sagemaker"), client("s3"), client("sqs", long)
+            )
+        return self._clients[key]
+
+    async def _in_thread(self, act: Callable[[], Got]) -> Got:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, act)
+
+    async def _aws(self, operation: Callable[..., Any], **arguments: object) -> Any:
+        """One call, with its errors as ours."""
+        try:
+            return await self._in_thread(lambda: operation(**arguments))
+        except ClientError as error:
+            raise _of_code(error) from error
+        except (ConnectTimeoutError, EndpointConnectionError) as error:
+            raise BackendError(Failure.UNAVAILABLE, "AWS could not be reached", code=type(error).__name__) from error
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            raise BackendError(Failure.MISCONFIGURED, "there are no AWS credentials", code="credentials") from error
+        except BotoCoreError as error:  # a connection that broke, an answer that did not come
+            raise BackendError(Failure.TIMED_OUT, "AWS did not answer", code=type(error).__name__) from error
+
+
+def _of_code(error: ClientError) -> BackendError:
+    """By the service's own code; its status where that is unknown."""
+    told = error.response.get("Error", {})
+    code, message = str(told.get("Code", "")), str(told.get("Message", ""))[:SHOWN_FAILURE]
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if "Throttl" in code or status == 429:
+        failure = Failure.THROTTLED
+    elif code == "ModelError":
+        original = int(error.response.get("OriginalStatusCode") or 500)
+        failure = Failure.REJECTED if original in (400, 413, 422) else Failure.BACKEND_ERROR
+    elif code in ("AccessDenied", "AccessDeniedException", "UnrecognizedClientException", "ExpiredTokenException"):
+        failure = Failure.MISCONFIGURED
+    elif status == 503 or code == "ServiceUnavailable":
+        failure = Failure.UNAVAILABLE
+    elif status >= 500:
+        failure = Failure.BACKEND_ERROR
+    elif "not found" in message or "takes" in message or status in (401, 403, 404):
+        failure = Failure.MISCONFIGURED
+    else:
+        failure = Failure.REJECTED
+    return BackendError(failure, message or code, code=code)
+
+
+def _place(deployment: Deployment) -> SageMaker:
+    if deployment.sagemaker is None:
+        raise BackendError(Failure.MISCONFIGURED, "the deployment has no sagemaker section", code="settings")
+    return deployment.sagemaker
+
+
+def _extension(job: Job) -> str:
+    """The same for all attempts of a job, whenever they are made."""
+    return f"{job.tenant}/{datetime.fromtimestamp(job.created_at, UTC):%Y-%m-%d}"
+
+
+def _split(at: str) -> tuple[str, str]:
+    bucket, _, key = at.removeprefix("s3://").partition("/")
+    return bucket, key

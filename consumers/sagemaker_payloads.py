@@ -1,0 +1,148 @@
+"""What a SageMaker container is sent and what its answer means, in the formats that containers speak: no I/O."""
+
+import json
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from consumers.backend import Answer, BackendError
+from consumers.gathered import Gathered, MalformedChunkError, Object, as_chunk, compact
+from consumers.upstream import OURS, choices, most_output, parsed
+from policies.deployments import Deployment, PayloadFormat, SageMaker
+from policies.retries import Failure
+from router.job import Job
+
+JSON = "application/json"
+LARGEST_ANSWER = 64 * 1024 * 1024  # bytes
+# What ends a generation of the text-generation-inference server, in OpenAI's words.
+_TGI_FINISH: Mapping[str, str] = MappingProxyType({"length": "length", "eos_token": "stop", "stop_sequence": "stop"})
+_TGI_PARAMETERS = ("temperature", "top_p", "seed", "frequency_penalty")
+
+
+def request(job: Job, deployment: Deployment, place: SageMaker) -> bytes:
+    """The body for the container, which streams nothing. Raises `BackendError` for what its format cannot say."""
+    try:
+        return compact(_REQUESTS[place.payload](parsed(job.body), deployment, place))
+    except RecursionError as error:
+        raise BackendError(Failure.REJECTED, "the body is nested too deeply", code="invalid_json") from error
+
+
+def answer(data: bytes, job: Job, deployment: Deployment, place: SageMaker, *, created: int) -> Answer:
+    """The container's answer as OpenAI's. Tokens that it does not report are counted and marked as estimated."""
+    # It came in one piece, so that one choice that has its end says that all have.
+    gathered = Gathered(job.id, deployment.name, choices=1, input_estimate=job.estimate.input_tokens, created=created)
+    try:
+        gathered.add(_ANSWERS[place.payload](data))
+    except (MalformedChunkError, ValueError, RecursionError) as error:
+        raise BackendError(
+            Failure.BACKEND_ERROR,
+            f"the container's answer is not in the format {place.payload}",
+            code="answer_not_understood",
+            usage=gathered.usage,
+        ) from error
+    if not gathered.is_whole:
+        raise BackendError(
+            Failure.CUT, "the container's answer has no end", code="incomplete_answer", usage=gathered.usage
+        )
+    return Answer(gathered.completion(), gathered.usage)
+
+
+def _openai_request(asked: Object, deployment: Deployment, place: SageMaker) -> Object:
+    sent = {name: value for name, value in asked.items() if name not in OURS and name != "model"}
+    most = most_output(asked, deployment.max_output)
+    bounds = [name for name in ("max_tokens", "max_completion_tokens") if sent.get(name) is not None]
+    sent |= dict.fromkeys(bounds or ["max_tokens"], most)
+    return sent | ({"model": place.served_model} if place.served_model else {})
+
+
+def _tgi_request(asked: Object, deployment: Deployment, place: SageMaker) -> Object:
+    if asked.get("tools") or choices(asked) > 1:
+        raise BackendError(
+            Failure.REJECTED,
+            "this deployment's container takes one text and gives one: no tools, no n",
+            code="unsupported_parameter",
+            param="tools" if asked.get("tools") else "n",
+        )
+    parameters: Object = {name: asked[name] for name in _TGI_PARAMETERS if asked.get(name) is not None}
+    if parameters.get("temperature") == 0:
+        del parameters["temperature"]  # its greedy decoding is the one without it
+    parameters |= {
+        "max_new_tokens": most_output(asked, deployment.max_output),
+        "details": True,
+        "return_full_text": False,
+    }
+    stop = asked.get("stop")
+    if stop:
+        parameters["stop"] = [stop] if isinstance(stop, str) else stop
+    return {"inputs": _as_text(asked), "parameters": parameters}
+
+
+def _raw_request(asked: Object, deployment: Deployment, place: SageMaker) -> Object:
+    return {name: value for name, value in asked.items() if name not in OURS and name != "model"}
+
+
+def _as_text(asked: Object) -> str:
+    """A conversation as one text: the container knows no roles, and its template is not ours to guess."""
+    messages = asked.get("messages")
+    turns = [each for each in messages if isinstance(each, dict)] if isinstance(messages, list) else []
+    if len(turns) == 1:
+        return _content(turns[0])
+    return "".join(f"{turn.get('role')}: {_content(turn)}\n" for turn in turns) + "assistant:"
+
+
+def _content(turn: Object) -> str:
+    content = turn.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    if any(isinstance(part, dict) and part.get("type") != "text" for part in parts):
+        raise BackendError(
+            Failure.REJECTED, "this deployment's container takes text only", code="unsupported_parameter"
+        )
+    return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+
+
+def _openai_answer(data: bytes) -> Object:
+    completion = json.loads(data)
+    if not isinstance(completion, dict) or "choices" not in completion:
+        raise ValueError("not a chat.completion")
+    return as_chunk(completion)
+
+
+def _tgi_answer(data: bytes) -> Object:
+    given = json.loads(data)
+    first = given[0] if isinstance(given, list) and given else given
+    if not isinstance(first, dict) or not isinstance(first.get("generated_text"), str):
+        raise ValueError("no generated_text")
+    details = first.get("details")
+    details = details if isinstance(details, dict) else {}
+    usage = {}
+    made, read = details.get("generated_tokens"), details.get("prefill")
+    if isinstance(made, int) and isinstance(read, list) and read:
+        usage = {"usage": {"prompt_tokens": len(read), "completion_tokens": made, "total_tokens": len(read) + made}}
+    reason = _TGI_FINISH.get(str(details.get("finish_reason", "eos_token")), "stop")
+    return _chunk(first["generated_text"], reason) | usage
+
+
+def _raw_answer(data: bytes) -> Object:
+    return _chunk(data.decode(), "stop")
+
+
+def _chunk(text: str, reason: str) -> Object:
+    delta = {"role": "assistant", "content": text}
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+
+_REQUESTS: Mapping[PayloadFormat, Callable[[Object, Deployment, SageMaker], Object]] = MappingProxyType(
+    {
+        PayloadFormat.OPENAI: _openai_request,
+        PayloadFormat.TGI: _tgi_request,
+        PayloadFormat.RAW: _raw_request,
+    }
+)
+_ANSWERS: Mapping[PayloadFormat, Callable[[bytes], Object]] = MappingProxyType(
+    {
+        PayloadFormat.OPENAI: _openai_answer,
+        PayloadFormat.TGI: _tgi_answer,
+        PayloadFormat.RAW: _raw_answer,
+    }
+)

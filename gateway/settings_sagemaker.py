@@ -1,0 +1,48 @@
+"""What an operator can set about a SageMaker endpoint."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from gateway.settings_section import Section
+from gateway.settings_values import ServerUrl, Whole
+from policies.deployments import PayloadFormat, SageMaker
+
+Region = Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")]
+S3Place = Annotated[
+    str, Field(pattern=r"^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()/-]*)?)?$", max_length=900)
+]
+
+
+class SageMakerSettings(Section):
+    """Where the endpoint is and how it is asked. Bounds of seconds are the service's own."""
+
+    region: Region
+    inputs: S3Place = ""
+    queue: ServerUrl = Field(default="", max_length=2000)
+    payload: PayloadFormat = PayloadFormat.OPENAI
+    served_model: str = Field(default="", max_length=300)
+    request_ttl_s: Whole = Field(default=21_600, ge=60, le=21_600)
+    invocation_timeout_s: Whole = Field(default=900, ge=1, le=3_600)
+    realtime: bool = False
+    aws_url: ServerUrl = Field(default="", max_length=2000)
+
+    @model_validator(mode="after")
+    def _nothing_asynchronous(self) -> Self:
+        if self.realtime and (self.queue or self.inputs):
+            raise ValueError("a realtime endpoint answers at once: it has no queue and no inputs")
+        return self
+
+    def sagemaker(self) -> SageMaker:
+        """The domain's value."""
+        return SageMaker(
+            region=self.region,
+            inputs=self.inputs,
+            queue=self.queue,
+            payload=self.payload,
+            served_model=self.served_model,
+            request_ttl_s=self.request_ttl_s,
+            invocation_timeout_s=self.invocation_timeout_s,
+            is_realtime=self.realtime,
+            aws_url=self.aws_url,
+        )

@@ -1,0 +1,268 @@
+"""Jobs on asynchronous SageMaker endpoints: through a DOUBLE of AWS, with an instant DOUBLE as the container."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from consumers import backend_sagemaker
+from consumers.backend import Answer, BackendError, SoFar, Submitted
+from consumers.backend_sagemaker import SageMakerBackend
+from consumers.collector import Collector
+from consumers.retrier import Retrier
+from policies.deployments import Deployment
+from policies.retries import Failure
+from router import topics
+from router.job import Job, JobState
+from tests.aws import CREDENTIALS, AwsPlace
+from tests.builders import Bench, a_bench, a_deployment, until
+from tests.doubles import OpenAIDouble, aws_double, openai_double
+
+LONG_S = 40.0  # moto serves a call in tens of milliseconds on a loaded machine
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[str]:
+    with aws_double() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def container() -> Iterator[OpenAIDouble]:
+    with openai_double() as double:
+        yield double
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A bench whose one deployment is an endpoint at the double."""
+
+    bench: Bench
+    at: AwsPlace
+
+    @property
+    def deployment(self) -> Deployment:
+        return self.bench.deployments["small"]
+
+    @asynccontextmanager
+    async def backend(self) -> AsyncGenerator[SageMakerBackend]:
+        async with SageMakerBackend.open(self.bench.deployments, tuple(self.bench.tenants)) as backend:
+            yield backend
+
+    @asynccontextmanager
+    async def running(self, *, collectors: int = 1) -> AsyncGenerator[None]:
+        """A worker, the retriers and so many collectors, each with clients of its own."""
+        stop = asyncio.Event()
+        bench = self.bench
+        async with self.backend() as backend, asyncio.TaskGroup() as tasks:
+            tasks.create_task(bench.worker(backend).run(stop))
+            for topic in topics.RETRIES:
+                tasks.create_task(Retrier(bench.log, bench.board, topic).run(stop))
+            for _ in range(collectors):
+                collector = Collector(bench.log, bench.attempt(backend), "echo", tuple(bench.tenants), every_s=0.05)
+                tasks.create_task(collector.run(stop))
+            try:
+                yield
+            finally:
+                stop.set()
+
+
+@pytest.fixture
+async def place(redis: "Redis", tmp_path: Path, aws: str, container: OpenAIDouble) -> AsyncIterator[Place]:
+    at = await asyncio.to_thread(AwsPlace.made, aws, f"{container.url}/v1/chat/completions")
+    async with a_bench(redis, tmp_path, deployments=[at.deployment(a_deployment())]) as bench:
+        yield Place(bench, at)
+
+
+async def ended(place: Place, *jobs: Job) -> list[JobState]:
+    return [view.state for view in await place.bench.ended(*jobs, within=LONG_S)]
+
+
+async def submitted(place: Place, count: int) -> None:
+    async def taken() -> bool:
+        return len(await place.at.invocations()) >= count
+
+    await until(taken, within=LONG_S)
+
+
+async def test_a_job_is_answered_and_charged_and_its_message_leaves_the_queue(place: Place) -> None:
+    job = await place.bench.queued("four words for it")
+    async with place.running():
+        states = await ended(place, job)
+        await until(lambda: _is_empty(place), within=LONG_S)
+
+    view = await place.bench.view(job)
+    assert states == [JobState.COMPLETED]
+    answer = json.loads(view.result or b"{}")
+    assert answer["choices"][0]["message"]["content"] == "four words for it"
+    assert (answer["id"], answer["model"], answer["object"]) == (f"chatcmpl-{job.id}", "small", "chat.completion")
+    [charge] = await place.bench.charges()
+    assert charge["tokens"] == answer["usage"]["total_tokens"] > 0
+
+
+async def test_a_body_over_the_inline_limit_goes_through_s3(place: Place) -> None:
+    job = await place.bench.queued("word " * 30_000)
+    async with place.running():
+        assert await ended(place, job) == [JobState.COMPLETED]
+
+    [call] = await place.at.invocations()
+    assert call["input_at"].startswith(f"s3://{place.at.bucket}/in/acme/")
+
+
+async def test_a_submit_whose_answer_was_lost_is_found_and_not_made_again(place: Place) -> None:
+    await place.at.turn(lose_submit_answers=1.0)
+    job = await place.bench.queued()
+    async with place.running():
+        assert await ended(place, job) == [JobState.COMPLETED]
+
+    assert len(await place.at.invocations()) == 1
+
+
+async def test_a_worker_that_died_between_the_call_and_its_hand_off_makes_no_second_call(place: Place) -> None:
+    job = await place.bench.queued()
+    async with place.backend() as backend:  # what the dead one did
+        await place.bench.board.claim(job, "dead", lease_s=0.3)
+        await place.bench.board.start(job, "dead", most_deliveries=3, microbatch="mb_1")
+        taken = await backend.call(job, place.deployment, attempt=1, on_chunk=None, so_far=SoFar())
+        assert isinstance(taken, Submitted)
+    async with place.running():
+        assert await ended(place, job) == [JobState.COMPLETED]
+
+    assert len(await place.at.invocations()) == 1
+    assert [row["attempt"] for row in await place.bench.charges()] == [1]
+
+
+async def test_a_message_that_never_comes_is_made_up_for_by_looking(place: Place) -> None:
+    await place.at.turn(drop_messages=1.0)
+    deployment = place.at.deployment(place.deployment, listens=False)
+    place.bench.deployments["small"] = deployment
+    job = await place.bench.queued()
+    async with place.running():
+        assert await ended(place, job) == [JobState.COMPLETED]
+
+
+async def test_a_message_that_comes_twice_concludes_once(place: Place) -> None:
+    await place.at.turn(double_messages=1.0)
+    jobs = [await place.bench.queued() for _ in range(5)]
+    async with place.running(collectors=2):
+        states = await ended(place, *jobs)
+        await until(lambda: _is_empty(place), within=LONG_S)
+
+    assert states == [JobState.COMPLETED] * 5
+    assert len(await place.bench.charges()) == 5
+    assert len(await place.bench.events()) == 5
+
+
+async def test_the_answer_in_the_message_is_enough(place: Place) -> None:
+    await place.at.turn(message_with_answer=True)
+    job = await place.bench.queued()
+    async with place.running():
+        assert await ended(place, job) == [JobState.COMPLETED]
+
+
+async def test_what_the_container_refuses_fails_with_its_own_words_and_is_not_tried_again(place: Place) -> None:
+    job = await place.bench.queued("double:error-400 no such thing")
+    async with place.running():
+        assert await ended(place, job) == [JobState.FAILED]
+
+    view = await place.bench.view(job)
+    assert view.error is not None and "400" in str(view.error["message"])
+    assert len(await place.at.invocations()) == 1
+
+
+async def test_a_container_that_fails_is_asked_again_under_another_name_as_often_as_the_rule_says(place: Place) -> None:
+    job = await place.bench.queued("double:error-500 Hello")
+    async with place.running():
+        assert await ended(place, job) == [JobState.FAILED]
+
+    attempts = place.bench.retries.attempts
+    assert len({call["id"] for call in await place.at.invocations()}) == attempts
+    assert len(await place.bench.charges()) == attempts
+
+
+async def test_a_throttled_submit_is_made_again_later(place: Place) -> None:
+    await place.at.turn(throttle=1.0)
+    job = await place.bench.queued()
+    async with place.running():
+        await until(lambda: _was_tried(place, job), within=LONG_S)
+        await place.at.turn(throttle=0.0)
+        assert await ended(place, job) == [JobState.COMPLETED]
+
+
+async def test_a_job_without_capacity_waits_until_its_deadline_and_expires(place: Place) -> None:
+    await place.at.turn(instances=0)
+    job = await place.bench.queued(deadline_s=3.0)
+    async with place.running():
+        assert await ended(place, job) == [JobState.EXPIRED]
+
+
+async def test_a_cancelled_job_ends_at_once_and_its_late_result_concludes_nothing(place: Place) -> None:
+    await place.at.turn(container_s=2.0)
+    job = await place.bench.queued()
+    async with place.running():
+        await submitted(place, 1)
+        await until(lambda: _is_handed_off(place, job), within=LONG_S)
+        await place.bench.board.cancel(job.tenant, job.id, "{}")
+        assert await ended(place, job) == [JobState.CANCELLED]
+        await until(lambda: _is_over_there(place), within=LONG_S)
+        await until(lambda: _is_empty(place), within=LONG_S)
+
+    assert len(await place.bench.charges()) == 1
+    assert await place.bench.events() == {f"job_{job.id}": "job.cancelled"}
+
+
+async def test_an_unknown_endpoint_is_a_fault_of_the_settings(place: Place) -> None:
+    nowhere = replace(place.deployment, model="nobody")
+    async with place.backend() as backend:
+        with pytest.raises(BackendError) as caught:
+            job = await place.bench.job()
+            await backend.call(job, nowhere, attempt=1, on_chunk=None, so_far=SoFar())
+        assert caught.value.failure is Failure.MISCONFIGURED
+        assert "nobody" in str(await backend.ping(nowhere))
+        assert await backend.ping(place.deployment) is None
+
+
+async def test_a_synchronous_endpoint_answers_at_once_and_refuses_what_is_too_large(
+    place: Place, aws: str, container: OpenAIDouble
+) -> None:
+    at = await asyncio.to_thread(AwsPlace.made, aws, f"{container.url}/v1/chat/completions", is_realtime=True)
+    deployment = at.deployment(place.deployment)
+    assert deployment.sagemaker is not None
+    realtime = replace(deployment, sagemaker=replace(deployment.sagemaker, is_realtime=True))
+    async with place.backend() as backend:
+        answer = await backend.call(await place.bench.job("Hello"), realtime, attempt=1, on_chunk=None, so_far=SoFar())
+        assert isinstance(answer, Answer) and b"Hello" in answer.body
+        large = replace(
+            await place.bench.job(), body=b'{"messages":[{"role":"user","content":"%s"}]}' % (b"x" * 7_000_000)
+        )
+        with pytest.raises(BackendError) as caught:
+            await backend.call(large, realtime, attempt=1, on_chunk=None, so_far=SoFar())
+    assert caught.value.failure is Failure.REJECTED
+    assert str(backend_sagemaker.SYNC_BYTES) in caught.value.detail
+
+
+async def _is_empty(place: Place) -> bool:
+    return await place.at.messages_left() == 0
+
+
+async def _is_over_there(place: Place) -> bool:
+    return all(call["outcome"] != "queued" for call in await place.at.invocations())
+
+
+async def _was_tried(place: Place, job: Job) -> bool:
+    return (await place.bench.view(job)).attempts >= 2
+
+
+async def _is_handed_off(place: Place, job: Job) -> bool:
+    return await place.bench.log.backlog(job.topic, group="workers.echo") == 0
