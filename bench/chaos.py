@@ -27,8 +27,8 @@ upstream saw, and what is on board, `jobs.events` and `ledger.charges`. The last
 - `dollars_off`: the largest difference between three sums: the lines on the ledger (repeats dropped by id), the
   rollups, the lines of the jobs
 - `duplicate_calls`: calls beyond one for each job, from upstream's own record
-- `duplicate_calls_allowed`: those that upstream still had open when their worker died (killed, or closed at the end of
-  its time to drain), and those whose answer was on its way to the board just then; both are told apart in the table
+- `duplicate_calls_allowed`: those that upstream still had open when their worker was killed, and those whose answer was
+  on its way to the board just then; both are told apart in the table. A drain that closes a call allows nothing
 - `calls_off_ledger` `charged_unseen` `misquoted`: calls without exactly one attempt on the ledger, attempts that were
   never sent, attempts with other quantities than upstream counted
 - `seed` `seconds`
@@ -65,7 +65,7 @@ from tools.kafka.broker import HOST, KafkaToolError, free_ports
 GATEWAYS, WORKERS, MOST_WORKERS = 2, 3, 4
 SLOTS = 40  # of a worker, for each of the two deployments
 LEASE_S = 15
-DRAIN_S = 20
+DRAIN_S = 60  # longer than the longest call, as `pointsman check` asks for: a deploy closes none
 SHORT_MS, LONG_MS = (10, 50), (15_000, 40_000)
 CLIENTS = 32
 ASK_S = 40.0  # one try of a client
@@ -341,8 +341,8 @@ class Repeats:
 
     @property
     def allowed(self) -> int:
-        """All of them."""
-        return self.open_at_kill + self.unsaved_at_kill + self.closed_by_drain
+        """What no order of steps could have spared: a call that a drain closes could have been waited for."""
+        return self.open_at_kill + self.unsaved_at_kill
 
 
 def _is_near(call: Call, moments: Sequence[float]) -> bool:
@@ -408,7 +408,7 @@ class Report:
             ("calls made twice", str(found.duplicate_calls)),
             ("allowed: open upstream when their worker was killed", str(repeats.open_at_kill)),
             ("allowed: answered, not yet saved when it was killed", str(repeats.unsaved_at_kill)),
-            ("allowed: closed at the end of a drain", str(repeats.closed_by_drain)),
+            ("not allowed: closed at the end of a drain", str(repeats.closed_by_drain)),
             ("records that came twice and were dropped by id", str(found.repeats)),
             ("orders that were never accepted", str(self.clients.gave_up)),
             ("tries that clients had to repeat", refused or "none"),
@@ -504,8 +504,6 @@ def _settings(upstream: Running) -> dict[str, object]:
         "worker": {
             "lease_s": LEASE_S,
             "drain_s": DRAIN_S,
-            # A long job meets more than three kills here, none of which it caused.
-            "max_deliveries": 20,
             "health_port": 0,
         },
     }

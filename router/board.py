@@ -112,7 +112,7 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class TooManyDeliveries:
-    """This job took its process with it each time so far."""
+    """This job's process has died so often in its call that it is taken for the reason."""
 
     deliveries: int
 

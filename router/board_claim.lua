@@ -6,7 +6,7 @@
 local job, id, owner, lease_ms = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local now = now_ms()
 local h = redis.call('HMGET', job, 'state', 'owner', 'lease', 'cancel', 'expires', 'attempts', 'open', 'not_before', 'submitted', 'hop',
-  'about')
+  'about', 'opened')
 local state = h[1]
 if not state then
   if #ARGV == 5 then return {'missing'} end
@@ -45,6 +45,14 @@ if h[2] and h[2] ~= owner then
   if grace > now then return {'busy', whole(grace - now)} end
 end
 redis.call('HSET', stamp, 'at', whole(now))
+-- Its owner died in the call. Where it had kept its lease for half a lease by then, the call is less likely to be why.
+if h[2] and h[2] ~= owner and h[7] and h[12] then
+  redis.call('HDEL', job, 'opened')
+  if tonumber(h[3]) - lease_ms - tonumber(h[12]) >= lease_ms / 2 then
+    redis.call('HINCRBY', job, 'deliveries', -1)
+    redis.call('HINCRBY', job, 'late', 1)
+  end
+end
 redis.call('HSET', job, 'owner', owner, 'lease', whole(now + lease_ms))
 redis.call('ZADD', P .. 'running', whole(now + lease_ms), id)
 if state == 'accepting' then

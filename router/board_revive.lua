@@ -7,7 +7,7 @@ if not h[1] or not h[3] then return false end
 if h[1] == 'queued' and h[2] == ARGV[3] then return h[1] end
 if h[1] ~= 'failed' then return h[1] end
 redis.call('HSET', job, 'state', 'queued', 'revived', ARGV[3], 'deliveries', '0', 'expires', ARGV[4])
-redis.call('HDEL', job, 'error', 'finished', 'gone', 'usage', 'not_before', 'ended_by', 'hop', 'problem')
+redis.call('HDEL', job, 'late', 'error', 'finished', 'gone', 'usage', 'not_before', 'ended_by', 'hop', 'problem')
 redis.call('HSET', job, 'about', ARGV[5])
 redis.call('PERSIST', job)
 redis.call('ZADD', P .. 'unfinished', ARGV[4], id)

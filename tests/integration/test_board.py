@@ -291,11 +291,11 @@ async def test_a_claim_finds_a_job_past_its_deadline(board: Board) -> None:
     assert type(claim) is Expired
 
 
-async def until_claimed(board: Board, job: Job, owner: str, *, within: float = 10.0) -> Run:
+async def until_claimed(board: Board, job: Job, owner: str, *, lease_s: float = LEASE_S, within: float = 10.0) -> Run:
     """The claim of somebody who asks again until the job is his."""
     async with asyncio.timeout(within):
         while True:
-            claim = await board.claim(job, owner, lease_s=LEASE_S)
+            claim = await board.claim(job, owner, lease_s=lease_s)
             if isinstance(claim, Run):
                 return claim
             await asyncio.sleep(0.02)
@@ -433,6 +433,20 @@ async def test_each_start_counts_a_delivery_and_opens_the_next_attempt(board: Bo
 
     assert starts == [Started(1), Started(2)]
     assert refused == TooManyDeliveries(2)
+
+
+async def test_deaths_long_after_the_call_began_count_a_third(board: Board) -> None:
+    lease_s, deaths = 0.3, 0
+    job = await claimed(board, f"{ANN}0", lease_s=lease_s)
+
+    while not isinstance(await board.start(job, f"{ANN}{deaths}", most_deliveries=2, microbatch=""), TooManyDeliveries):
+        await asyncio.sleep(0.2)
+        await board.renew(job, f"{ANN}{deaths}", lease_s=lease_s)  # alive half a lease after the start, and then gone
+        deaths += 1
+        await until_claimed(board, job, f"{ANN}{deaths}", lease_s=lease_s)
+        await board.close_attempt(job, a_charge(job, deaths, outcome="lost"))
+
+    assert deaths == 6
 
 
 async def test_an_orderly_exit_takes_its_delivery_back(board: Board) -> None:
