@@ -31,7 +31,7 @@ from consumers.sweeper import Sweeper
 from consumers.tally import Tally
 from gateway import wiring
 from gateway.accept import INLINE_BODY, Acceptance, Desk
-from gateway.openai import parse_chat
+from gateway.parsers import PARSERS
 from gateway.settings import Settings
 from policies.conditions import Conditions
 from policies.deployments import Deployment
@@ -40,8 +40,9 @@ from policies.pricing import ChargeLine, Usage
 from policies.quota import Quotas
 from policies.retries import Failure
 from policies.scripts import Scripts
-from router import rebuild, topics
+from router import rebuild, responses, topics
 from router.board import Board, JobView
+from router.conversations import Conversations
 from router.costs import spent
 from router.envelope import from_record, to_record
 from router.job import Job, JobState
@@ -279,14 +280,16 @@ class Asked:
     prompt: str = "hello"
     key: str | None = None
     waits: bool = False
+    endpoint: str = "/v1/chat/completions"
 
     async def at(self, desk: Desk, tenant: str) -> Acceptance:
         """Bring it to the door."""
-        values = {"model": "light", "messages": [{"role": "user", "content": self.prompt}]}
+        messages = [{"role": "user", "content": self.prompt}]
+        values = {"model": "light", "input" if self.endpoint == responses.ENDPOINT else "messages": messages}
         return await desk.accept(
             KeyHolder(tenant, "key"),
-            parse_chat(values),
-            endpoint="/v1/chat/completions",
+            PARSERS[self.endpoint](values),
+            endpoint=self.endpoint,
             raw=json.dumps(values).encode(),
             values=values,
             idempotency_key=self.key,
@@ -343,8 +346,14 @@ async def test_a_job_whose_gateway_dies_while_it_accepts_completes_once_or_never
 
 @pytest.mark.parametrize(
     "asked",
-    [Asked(key="k"), Asked(prompt=LARGE, key="k"), Asked(key="k", waits=True)],
-    ids=["async", "large", "waiting"],
+    [
+        Asked(key="k"),
+        Asked(prompt=LARGE, key="k"),
+        Asked(key="k", waits=True),
+        Asked(key="k", endpoint=responses.ENDPOINT),
+        Asked(prompt=LARGE, key="k", endpoint=responses.ENDPOINT),
+    ],
+    ids=["async", "large", "waiting", "response", "large-response"],
 )
 async def test_a_client_that_got_no_answer_and_asks_again_has_exactly_one_job(world: World, asked: Asked) -> None:
     cases = await die_accepting(world, asked)
@@ -362,6 +371,9 @@ async def test_a_client_that_got_no_answer_and_asks_again_has_exactly_one_job(wo
         assert job.state is JobState.COMPLETED, case.life.steps
         assert job.job.id == first.view.job.id == second.view.job.id
         assert case.accepted is None or case.accepted.view.job.id == job.job.id
+        if asked.endpoint == responses.ENDPOINT:
+            kept = await Conversations(world.core.board, world.core.payloads).kept(case.tenant, job.job.id)
+            assert kept is not None and kept.items[0]["content"][0]["text"] == asked.prompt
     await check_books(world, cases)
 
 
