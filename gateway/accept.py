@@ -23,7 +23,7 @@ from router.board import Accepted, Board, JobView, KeyReused, QueueFull, Same
 from router.choose import Chosen, NoRoute, choose
 from router.conversations import Conversations, Kept, Packed
 from router.epoch import Epoch
-from router.job import Job, JobState
+from router.job import Job, JobState, Reply
 from router.log import Log, LogUnavailableError
 from router.outbox import reservation_id, unclaimed_name
 from router.payloads import Payloads, body_path
@@ -120,11 +120,13 @@ class Desk:
         job_id: str | None = None,
         deadline_s: float | None = None,
         hold: Callable[[int], None] = _ignore,
+        reply: Reply | None = None,
     ) -> Acceptance:
         """Return once the log has the job. With a `channel` the caller waits: quota is reserved now or refused now.
 
         Callers other than HTTP may give the `job_id` (a ULID, the same for the same work: twice is then once), and a
         `deadline_s` that stands above the request's and the tenant's. `hold` is told how many bytes more are held.
+        `reply` is where the job's answer goes.
         Raises the errors of this module, `LogUnavailableError`, `BoardUnavailableError`, `PayloadUnavailableError`.
         """
         if self.epoch.fault is not None:  # an idempotency key would be taken for a new one
@@ -148,6 +150,8 @@ class Desk:
             scopes = self._scopes(tenant, holder, chosen.route.deployment)
             granted = await self._reserve(job, scopes, deadline_s)
             job = replace(job, is_reserved=any(scope.parts for scope in scopes), is_waited_for=True)
+        if reply is not None:
+            job = replace(job, reply=reply)
         try:
             if len(raw) > INLINE_BODY:
                 job = replace(job, payload=await self.payloads.put(body_path(job.tenant, job.id), raw))

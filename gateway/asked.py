@@ -1,5 +1,6 @@
 """What every request for a job says, whatever its endpoint: read once, and handed to the desk."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -12,7 +13,10 @@ MAX_SECONDS = 30 * 86_400
 MAX_USD = 1_000_000
 MAX_URL = 2000  # characters of a webhook's
 WISHES = ("deadline_s", "result_ttl_s", "max_usd", "webhook_url")
+LONGEST_KEY = 255  # characters of an idempotency key
 METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
+
+_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 CLASSES: Mapping[str, JobClass] = {
     "priority": JobClass.INTERACTIVE,
@@ -76,6 +80,22 @@ class Asked:
     def waits(self) -> bool:
         """Whether the caller waits in the open, so that a limit is told now."""
         return not (self.is_async or self.background)
+
+
+def idempotency_key(text: str | None) -> str | None:
+    """The header of that name, checked. Raises `InvalidRequestError`."""
+    if text is not None and not (0 < len(text) <= LONGEST_KEY and text.isascii() and text.isprintable()):
+        raise InvalidRequestError(
+            f"Invalid 'Idempotency-Key': expected 1 to {LONGEST_KEY} visible ASCII characters.",
+            "Idempotency-Key",
+            "invalid_value",
+        )
+    return text
+
+
+def trace(text: str) -> str | None:
+    """The caller's trace, when it is one (W3C Trace Context)."""
+    return text if _TRACEPARENT.fullmatch(text) else None
 
 
 def _job_class(values: Values) -> JobClass:

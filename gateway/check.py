@@ -143,6 +143,7 @@ def _ports(settings: Settings) -> Iterator[Finding]:
         ("http.port", settings.http.port),
         ("worker.health_port", settings.worker.health_port),
         ("sweeper.health_port", settings.sweeper.health_port),
+        ("inbox.health_port", settings.inbox.health_port),
     ):
         if port and port in ports:
             yield Finding(Level.WARNING, where, f"is {port}, as is {ports[port]}; on one machine they need one each")

@@ -25,7 +25,6 @@ from gateway.settings import Settings, SettingsError, load
 from gateway.up import up
 from policies.keys import KeyTakenError, PublicKeyError
 from policies.scripts import BoardUnavailableError
-from router import topics
 from router.costs import DAYS_KEPT, Spent, spent
 from router.ledger import plain
 from router.log import LogUnavailableError
@@ -63,7 +62,7 @@ StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
 
 
 Result = TypeVar("Result")
-ProcessName = Literal["http", "worker", "collector", "sweeper"]
+ProcessName = Literal["http", "worker", "inbox", "collector", "sweeper"]
 
 
 class GroupBy(StrEnum):
@@ -123,6 +122,12 @@ def serve_worker(
 ) -> None:
     """A worker for one backend."""
     _serve("worker", config, until_stdin_closes, backend)
+
+
+@serve_app.command("inbox")
+def serve_inbox(config: ConfigOption = None, until_stdin_closes: StdinOption = False) -> None:
+    """The door for other services: makes jobs of the records on jobs.inbox; any number may run."""
+    _serve("inbox", config, until_stdin_closes)
 
 
 @serve_app.command("collector")
@@ -298,7 +303,7 @@ def version_command() -> None:
 
 async def _topics(settings: Settings, *, create: bool) -> int:
     async with wiring.core(settings) as core:
-        wanted = topics.all_topics(core.deployments)
+        wanted = wiring.wanted_topics(core)
         if create:
             await core.log.create(wanted)
             await begin(core.log, core.board)

@@ -10,6 +10,19 @@ from policies.quota import Shadow
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
+class InboxMetrics:
+    """What the inbox counts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._records = Counter(
+            "pointsman_inbox_records", "What became of records on the inbox.", ["outcome"], registry=registry
+        )
+
+    def record(self, outcome: str) -> None:
+        """One was handled: accepted, repeated, refused or crashed."""
+        self._records.labels(outcome).inc()
+
+
 class Metrics:
     """The gateway's metrics, in a registry of their own."""
 

@@ -121,6 +121,31 @@ async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> No
             await _ended(_all(works), stop, within=STOP_S)
 
 
+async def inbox(settings: Settings, *, until_stdin_closes: bool = False) -> None:
+    """The door for records on Kafka."""
+    registry = CollectorRegistry()
+    async with wiring.core(settings, gather_s=GATHER_S) as core:
+        door = wiring.inbox(core, registry)
+
+        async def fault() -> str | None:
+            await core.board.ping()
+            await core.log.ping()
+            return core.epoch.fault
+
+        health = _health(registry, fault)
+        where = settings.inbox.health_host, settings.inbox.health_port
+        async with (
+            _stopping(until_stdin_closes) as stop,
+            _served(health, *where),
+            asyncio.TaskGroup() as tasks,
+        ):
+            await _until_topics_exist(core.log, topics.all_topics(core.deployments))
+            followers = [tasks.create_task(each) for each in (core.keys.follow(), core.epoch.follow())]
+            log.info("inbox_started")
+            await door.run(stop)
+            await ended(*followers)
+
+
 async def collector(settings: Settings, backend: str, *, until_stdin_closes: bool = False) -> None:
     """Concludes what a backend that takes jobs (SageMaker's asynchronous endpoints will) works on."""
     registry = CollectorRegistry()

@@ -243,6 +243,15 @@ def _signing_keys(secret: Secret | None) -> tuple[bytes, ...]:
     return tuple(decoded(text.strip()) for text in texts)
 
 
+class InboxSettings(Section):
+    """The door for records on Kafka. `trust_tenants`: ACLs say who may write to it, so a record may say for whom."""
+
+    trust_tenants: bool = False
+    at_once: Whole = Field(default=64, ge=1, le=1000)
+    health_host: str = Field(default="127.0.0.1", min_length=1, max_length=253)
+    health_port: Whole = Field(default=4003, ge=0, le=65535)
+
+
 class OutboundSettings(Section):
     """Requests to URLs that clients name. `allowed_hosts` may be on a private network and may speak http."""
 
@@ -432,6 +441,7 @@ class Settings(Section):
     worker: WorkerSettings = WorkerSettings()
     sweeper: SweeperSettings = SweeperSettings()
     files: FileSettings = FileSettings()
+    inbox: InboxSettings = InboxSettings()
     outbound: OutboundSettings = OutboundSettings()
     webhooks: WebhookSettings = WebhookSettings()
     pod_grace_s: Number = Field(default=360.0, ge=1, le=7200)

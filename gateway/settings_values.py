@@ -163,8 +163,8 @@ def _endpoint_name(value: str) -> str:
 
 
 def _topic_name(value: str) -> str:
-    if not _TOPIC.fullmatch(value) or value.startswith(("jobs.", "ledger.")):
-        raise ValueError("must be a topic of its own: letters, digits, '.', '_' and '-', not jobs. or ledger.")
+    if not _TOPIC.fullmatch(value) or value.startswith(("jobs.", "ledger.", "keys.")):
+        raise ValueError("must be a topic of its own: letters, digits, '.', '_' and '-', not jobs., ledger. or keys.")
     return value
 
 

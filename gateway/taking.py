@@ -1,6 +1,5 @@
 """What every endpoint that makes jobs does with a request: take it, then leave its caller, or wait."""
 
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,9 +9,8 @@ from starlette.responses import Response
 
 from gateway import body, render
 from gateway.accept import Acceptance
-from gateway.asked import Asked
+from gateway.asked import Asked, idempotency_key, trace
 from gateway.auth import authenticate
-from gateway.body import InvalidRequestError
 from gateway.cancel import cancel
 from gateway.delivery import calling
 from gateway.errors import JobFailedError, UnknownJobError, WaitedTooLongError
@@ -24,10 +22,6 @@ from policies.keys import KeyHolder
 from policies.quota import Rooms
 from router.board import JobView
 from router.job import JobState
-
-LONGEST_KEY = 255  # characters of an idempotency key
-_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-
 
 # A request's body as the job keeps it, and its values. The last argument is how many bytes it may have.
 Reading = Callable[[Request, Held, int], Awaitable[tuple[bytes, Values]]]
@@ -75,7 +69,7 @@ class Taking:
         """A job from a request. Nothing of the body is held any more once this returns."""
         services = self._services
         holder = await self.holder(request)
-        key = _idempotency_key(request)
+        key = idempotency_key(request.headers.get("idempotency-key"))
         with services.inflight.request() as held:
             raw, values = await reading(request, held, services.http.max_body)
             asked = PARSERS[endpoint](values, prefers_async=_prefers_async(request))
@@ -87,8 +81,8 @@ class Taking:
                 values=values,
                 idempotency_key=key,
                 channel=services.delivery.channel if asked.waits else "",
-                traceparent=_traceparent(request),
                 hold=held.add,
+                traceparent=trace(request.headers.get("traceparent", "")),
             )
         route = accepted.view.job.route
         services.metrics.accepted(route.lane, accepted.view.job.job_class)
@@ -142,20 +136,3 @@ class Taking:
 def _prefers_async(request: Request) -> bool:
     wishes = request.headers.get("prefer", "").lower().split(",")
     return any(wish.partition(";")[0].strip() == "respond-async" for wish in wishes)
-
-
-def _traceparent(request: Request) -> str | None:
-    """The caller's trace, when it is one (W3C Trace Context)."""
-    given = request.headers.get("traceparent", "")
-    return given if _TRACEPARENT.fullmatch(given) else None
-
-
-def _idempotency_key(request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
-    if key is not None and not (0 < len(key) <= LONGEST_KEY and key.isascii() and key.isprintable()):
-        raise InvalidRequestError(
-            f"Invalid 'Idempotency-Key': expected 1 to {LONGEST_KEY} visible ASCII characters.",
-            "Idempotency-Key",
-            "invalid_value",
-        )
-    return key

@@ -14,7 +14,6 @@ from rich.console import Console
 from gateway import valkey, wiring
 from gateway.settings import Settings, load
 from policies.keys import check_not_public
-from router import topics
 from router.rebuild import begin
 
 log = structlog.get_logger(__name__)
@@ -65,7 +64,7 @@ async def _run(
         for child in _children(settings):
             tasks.create_task(_keep(child, [*child.arguments, *common], _child_environ(environ), settings, stop))
         async with wiring.core(settings) as core:
-            await core.log.create(topics.all_topics(core.deployments))
+            await core.log.create(wiring.wanted_topics(core))
             await begin(core.log, core.board)
             tenant = "default" if "default" in core.tenants else next(iter(core.tenants))
             new_key = None
@@ -84,12 +83,14 @@ def _children(settings: Settings) -> list[Child]:
         Child("http", ["serve", "http"]),
         *(Child(f"worker {name}", ["serve", "worker", "--backend", name]) for name in backends),
         Child("sweeper", ["serve", "sweeper"]),
+        *([Child("inbox", ["serve", "inbox"])] if settings.kafka_servers else []),  # nobody else reaches our Valkey
     ]
 
 
 def _child_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The health ports of the cluster's processes are not needed here: any free one will do."""
-    return {**environ, "POINTSMAN_WORKER__HEALTH_PORT": "0", "POINTSMAN_SWEEPER__HEALTH_PORT": "0"}
+    roles = "WORKER", "SWEEPER", "INBOX"
+    return {**environ, **{f"POINTSMAN_{role}__HEALTH_PORT": "0" for role in roles}}
 
 
 async def _keep(

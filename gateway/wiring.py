@@ -34,6 +34,7 @@ from router.log_streams import StreamsLog
 from router.outbox import Outbox
 from router.payloads import Payloads
 from router.rebuild import Rebuild
+from router.replies import Replies
 from router.wakeups import Wakeups
 from router.webhooks import CHANNEL, Webhooks
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it count
     from consumers.sweeper import Sweeper
     from consumers.webhook_sender import WebhookSender
     from consumers.worker import Worker
+    from gateway.accept import Desk
+    from gateway.inbox import Inbox
     from gateway.services import Services
 
 log = structlog.get_logger(__name__)
@@ -70,6 +73,7 @@ class Core:
     files: Files
     outbox: Outbox
     webhooks: Webhooks
+    replies: Replies
     keys: ApiKeys
     keyring: Keyring
     tenants: dict[str, Tenant]
@@ -92,6 +96,7 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
         files = settings.files
         tenants = settings.tenants_by_name()
         webhooks = Webhooks(scripts, tenants, most_waiting=settings.webhooks.max_waiting)
+        replies = Replies(board, log, payloads)
         yield Core(
             settings=settings,
             redis=redis,
@@ -102,10 +107,11 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
             conditions=Conditions(scripts, settings.worker.cooldown_rule(), time.monotonic),
             payloads=payloads,
             files=Files(scripts, payloads, most_bytes=files.max_stored, ttl_s=files.ttl_s),
-            outbox=Outbox(board, log, quotas, deployments, webhooks),
+            outbox=Outbox(board, log, quotas, deployments, webhooks, replies),
             webhooks=webhooks,
             keys=keys,
             keyring=Keyring(keys, log),
+            replies=replies,
             tenants=tenants,
             deployments=deployments,
             trim=_trim(log, settings) if isinstance(log, StreamsLog) else None,
@@ -178,9 +184,14 @@ def open_log(settings: Settings, redis: Redis) -> AbstractAsyncContextManager[Lo
     )
 
 
+def wanted_topics(core: Core) -> tuple[str, ...]:
+    """Every topic that must exist."""
+    replies = {topic for tenant in core.tenants.values() for topic in tenant.reply_topics}
+    return (*topics.all_topics(core.deployments), *sorted(replies))
+
+
 def services(core: Core, wakeups: Wakeups) -> "Services":
     """What the HTTP process works with."""
-    from gateway.accept import Desk
     from gateway.delivery import Delivery
     from gateway.metrics import Metrics
     from gateway.reading import Inflight
@@ -191,17 +202,7 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
     delivery = Delivery(core.board, wakeups, core.payloads, most=http.max_in_flight)
     return Services(
         keys=core.keys,
-        desk=Desk(
-            board=core.board,
-            epoch=core.epoch,
-            log=core.log,
-            quotas=core.quotas,
-            payloads=core.payloads,
-            tenants=core.tenants,
-            deployments=core.deployments,
-            threshold=core.settings.routing.threshold,
-            allowed_hosts=core.settings.outbound.allowed_hosts,
-        ),
+        desk=desk(core),
         board=core.board,
         epoch=core.epoch,
         outbox=core.outbox,
@@ -214,6 +215,42 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
         file_settings=core.settings.files,
         inflight=inflight,
         metrics=Metrics(inflight, lambda: delivery.waiting),
+    )
+
+
+def desk(core: Core) -> "Desk":
+    """Accepts jobs, whichever door they come through."""
+    from gateway.accept import Desk
+
+    return Desk(
+        board=core.board,
+        epoch=core.epoch,
+        log=core.log,
+        quotas=core.quotas,
+        payloads=core.payloads,
+        tenants=core.tenants,
+        deployments=core.deployments,
+        threshold=core.settings.routing.threshold,
+        allowed_hosts=core.settings.outbound.allowed_hosts,
+    )
+
+
+def inbox(core: Core, registry: CollectorRegistry) -> "Inbox":
+    """The door for records."""
+    from gateway.inbox import Inbox
+    from gateway.metrics import InboxMetrics
+
+    settings = core.settings.inbox
+    return Inbox(
+        log=core.log,
+        desk=desk(core),
+        keys=core.keys,
+        tenants=core.tenants,
+        replies=core.replies,
+        metrics=InboxMetrics(registry),
+        at_once=settings.at_once,
+        max_body=core.settings.http.max_body,
+        trusts_tenants=settings.trust_tenants,
     )
 
 
@@ -379,7 +416,7 @@ def _objects_url(settings: Settings) -> str:
 def _trim(log: StreamsLog, settings: Settings) -> Callable[[], Awaitable[None]]:
     async def trim() -> None:
         for topic in await log.topics():
-            is_lane = topic not in topics.FIXED
+            is_lane = topic.startswith("jobs.") and topic not in topics.FIXED
             kept_s = topics.kept_s(topic, settings.kafka.retention_s)
             if is_lane:
                 await log.trim(topic, 0.0)

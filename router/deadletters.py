@@ -9,10 +9,11 @@ from router import envelope, topics
 from router.board import Board
 from router.envelope import EnvelopeError
 from router.job import Job, JobState
-from router.log import Log, Record
+from router.log import RECORD_LIMIT, Log, Record
 
 PREFIX = "dead-"
 LONGEST_DETAIL = 2000
+LARGEST_HEADERS = 100_000  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,17 @@ class DeadLetters:
 
 
 def to_record(record: Record, *, topic: str, position: str, reason: str, detail: str) -> Record:
-    """A record as a dead letter: its bytes untouched, its headers with the reason beside them."""
+    """A record as a dead letter: its bytes untouched, its headers with the reason beside them.
+
+    What would be too large for the topic, as a record of somebody else's may be, is cut.
+    """
     headers = {name: value for name, value in record.headers.items() if name != "authorization"}
+    if sum(4 * len(name) + 4 * len(value) for name, value in headers.items()) > LARGEST_HEADERS:
+        headers = {}
+    value, most = record.value, RECORD_LIMIT - LARGEST_HEADERS - 8 * LONGEST_DETAIL
+    if len(value) > most:
+        headers[f"{PREFIX}cut"] = str(len(value))
+        value = value[:most]
     headers |= {
         f"{PREFIX}id": f"dead_{ULID()}",
         f"{PREFIX}reason": reason,
@@ -103,7 +113,7 @@ def to_record(record: Record, *, topic: str, position: str, reason: str, detail:
         f"{PREFIX}topic": topic,
         f"{PREFIX}position": position,
     }
-    return Record(record.value, headers)
+    return Record(value, headers)
 
 
 def of_record(record: Record) -> DeadLetter | None:

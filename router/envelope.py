@@ -11,7 +11,7 @@ from typing import Any
 from policies.deployments import Fallback, Modality, Tier
 from policies.retries import Failure
 from router import compact
-from router.job import JSON, Alternative, Estimate, Job, JobClass, Payload, Queue, Route
+from router.job import JSON, Alternative, Estimate, Job, JobClass, Payload, Queue, Reply, Route
 from router.log import Record
 
 VERSION = "1"
@@ -26,6 +26,8 @@ _TEXTS = (
     "webhook-url",
     "fallback",
     "tried",
+    "reply-topic",
+    "correlation-id",
 )
 _COUNTS = ("images", "audio_seconds", "characters")  # of an estimate, where there are any
 LARGEST = 10**13  # of any number in a header; as milliseconds, the year 2286
@@ -131,6 +133,9 @@ def to_headers(job: Job) -> dict[str, str]:
         headers["fallback"] = compact.text([_alternative_values(each) for each in route.left])
     if route.tried:
         headers["tried"] = compact.text({"deployments": route.tried, "attempts": route.spent})
+    if job.reply:
+        headers["reply-topic"] = job.reply.topic
+        headers["correlation-id"] = job.reply.correlation_id
     return headers
 
 
@@ -178,6 +183,7 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
         is_reserved=headers.get("reserved") == "1",
         webhook_url=headers.get("webhook-url", ""),
         is_waited_for=headers.get("waited-for") == "1",
+        reply=Reply(headers["reply-topic"], headers["correlation-id"]) if "reply-topic" in headers else None,
     )
 
 

@@ -126,6 +126,14 @@ class Payload:
 
 
 @dataclass(frozen=True, slots=True)
+class Reply:
+    """Where the answer to a record on the inbox goes. Without a topic it is the event on `jobs.events` alone."""
+
+    topic: str = ""
+    correlation_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One model call. Moments are seconds since the epoch, on Redis' clock.
 
@@ -133,7 +141,7 @@ class Job:
     `expires_at` is the deadline to start and finish; the result is kept `result_ttl_s` after that.
     `key_id` is the API key that brought it, `limited_key` that key's name where it has limits of its own. When
     `is_reserved`, its first attempt has its quota from the door. When `is_waited_for`, a caller holds the line.
-    `webhook_url` is to be told of its end.
+    `webhook_url` is to be told of its end, and `reply` is where its answer goes.
     """
 
     id: str
@@ -159,6 +167,7 @@ class Job:
     is_reserved: bool = False
     webhook_url: str = field(default="", repr=False)
     is_waited_for: bool = False
+    reply: Reply | None = None
 
     @property
     def band(self) -> str:

@@ -124,7 +124,11 @@ def event_text(
 
     What stands under `private` is for the outbox, and leaves it before the event goes to the log.
     """
-    private = {"private": {"webhook_url": job.webhook_url}} if job.webhook_url else {}
+    private: dict[str, object] = {}
+    if job.webhook_url:
+        private["webhook_url"] = job.webhook_url
+    if job.reply:
+        private["reply"] = {"topic": job.reply.topic, "correlation_id": job.reply.correlation_id}
     return compact.text(
         {
             "id": f"evt_{job.id}.{attempts}",  # a job that an operator runs again ends twice
@@ -139,7 +143,7 @@ def event_text(
             "metadata": dict(job.metadata),
             "usd": None if usd is None else plain(usd),
             "error_code": error_code,
-            **private,
+            **({"private": private} if private else {}),
         }
     )
 

@@ -24,6 +24,7 @@ from aiokafka.errors import (
     MessageSizeTooLargeError,
     RecordTooLargeError,
     TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
 from aiokafka.structs import ConsumerRecord
@@ -695,8 +696,8 @@ async def _answer(call: Awaitable[Answer], limit_s: float) -> Answer:
     try:
         async with asyncio.timeout(limit_s):
             return await call
-    except UnknownTopicOrPartitionError as error:
-        raise TopicMissingError("Kafka does not know this topic") from error
+    except (UnknownTopicOrPartitionError, TopicAuthorizationFailedError) as error:
+        raise TopicMissingError(f"there is no such topic for us: {_words(error)}") from error
     except MessageSizeTooLargeError as error:
         raise ValueError("the record is over Kafka's limit") from error
     except (KafkaError, OSError, TimeoutError) as error:

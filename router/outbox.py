@@ -3,14 +3,17 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from typing import Any
 
 from policies.deployments import Deployment
 from policies.quota import Quotas, Scopes, deployment_slot, tenant_slot
 from router import compact, ledger, topics
 from router.board import Board, OutboxEntry
+from router.job import Reply
 from router.log import Log, Record
+from router.replies import Replies
 from router.webhooks import Webhooks, of_job
 
 
@@ -27,6 +30,7 @@ class Outbox:
     quotas: Quotas
     deployments: Mapping[str, Deployment]
     webhooks: Webhooks
+    replies: Replies
     _scopes: Scopes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,12 +68,25 @@ class Outbox:
     async def _publish_event(self, entry: OutboxEntry, headers: Mapping[str, str]) -> None:
         event = json.loads(entry.text)
         private = event.pop("private", {})
+        reply = Reply(**private["reply"]) if "reply" in private else Reply()
+        if reply.correlation_id:
+            headers = {**headers, "correlation-id": reply.correlation_id}
         text = compact.text(event) if private else entry.text
         await self.log.append(topics.EVENTS, Record(text.encode(), headers))
-        await self.webhooks.owe(event["tenant"], of_job(event, at=entry.at, url=private.get("webhook_url", "")))
+        if reply.topic:
+            await self.replies.send(event, reply, at=entry.at)
+        await self._owe_webhooks(event, at=entry.at, url=private.get("webhook_url", ""))
         job, _, attempts = event["id"].removeprefix("evt_").rpartition(".")
         if attempts == "0":
             await self.give_back(event["tenant"], event["deployment"], job)
+
+    async def _owe_webhooks(self, event: Mapping[str, Any], *, at: float, url: str) -> None:
+        notice = of_job(event, at=at, url=url)
+        if not self.webhooks.concerns(event["tenant"], notice):
+            return
+        if notice.type == "response.completed" and await self.replies.is_cut_short(event):
+            notice = replace(notice, type="response.incomplete")
+        await self.webhooks.owe(event["tenant"], notice)
 
     async def give_back(self, tenant: str, deployment: str, job_id: str) -> None:
         """What the door may have reserved for a job that was never called."""

@@ -87,6 +87,10 @@ class Webhooks:
             for name in ("owe", "take", "settle", "page", "resend")
         )
 
+    def concerns(self, tenant: str, notice: Notice) -> bool:
+        """Whether anybody may want it; a Response that turns out to be incomplete has another type."""
+        return bool(notice.url) or (tenant in self._tenants and bool(self._tenants[tenant].webhooks))
+
     async def owe(self, tenant: str, notice: Notice) -> None:
         """Let it be sent to whom it concerns, once each however often this is called for one id."""
         for endpoint in self._receivers(tenant, notice):

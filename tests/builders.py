@@ -46,6 +46,7 @@ from router.log_streams import StreamsLog
 from router.outbox import Outbox
 from router.payloads import Payloads
 from router.rebuild import Rebuild
+from router.replies import Replies
 from router.wakeups import Wakeups
 from router.webhooks import Webhooks
 
@@ -200,7 +201,12 @@ class Bench:
     @property
     def outbox(self) -> Outbox:
         """Publishes on the bench's log."""
-        return Outbox(self.board, self.log, self.quotas, self.deployments, self.webhooks)
+        return Outbox(self.board, self.log, self.quotas, self.deployments, self.webhooks, self.replies)
+
+    @property
+    def replies(self) -> Replies:
+        """Sends answers on the bench's log."""
+        return Replies(self.board, self.log, self.payloads)
 
     @property
     def webhooks(self) -> Webhooks:

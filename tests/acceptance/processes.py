@@ -96,6 +96,11 @@ class Pointsman:
         [port] = free_ports(1)
         return self._start("sweeper", port, "serve", "sweeper", POINTSMAN_SWEEPER__HEALTH_PORT=str(port))
 
+    def inbox(self) -> Process:
+        """`pointsman serve inbox`."""
+        [port] = free_ports(1)
+        return self._start("inbox", port, "serve", "inbox", POINTSMAN_INBOX__HEALTH_PORT=str(port))
+
     def command(self, *arguments: str) -> str:
         """What a command that ends by itself prints."""
         command, environ = self._command(*arguments), self._environ()

@@ -59,14 +59,14 @@ def test_every_service_that_is_waited_for_is_there_and_can_tell_that_it_is_ready
 def test_everything_that_keeps_running_has_a_health_check() -> None:
     running = {name: each for name, each in _services().items() if each["restart"] != "no"}
 
-    assert running.keys() == {"kafka", "valkey", "gateway", "worker", "sweeper"}
+    assert running.keys() == {"kafka", "valkey", "gateway", "worker", "inbox", "sweeper"}
     assert all("healthcheck" in each for each in running.values())
 
 
 def test_all_processes_of_ours_are_one_image_that_may_write_nowhere_but_to_its_volume() -> None:
     ours = _ours()
 
-    assert ours.keys() == {"topics", "gateway", "worker", "sweeper"}
+    assert ours.keys() == {"topics", "gateway", "worker", "inbox", "sweeper"}
     assert len({each["image"] for each in ours.values()}) == 1
     assert all(each["read_only"] and each["cap_drop"] == ["ALL"] for each in ours.values())
 

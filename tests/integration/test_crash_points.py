@@ -48,6 +48,7 @@ from router.envelope import from_record, to_record
 from router.job import Job, JobState
 from router.log import Log, LogUnavailableError, Record
 from router.outbox import Outbox
+from router.replies import Replies
 from router.wakeups import Wakeups
 from router.webhooks import Webhooks
 from tests.acceptance.books import Books
@@ -200,7 +201,14 @@ class World:
         board, quotas = Board(scripts), Quotas(scripts)
         return Attempt(
             board=board,
-            outbox=Outbox(board, life.of(core.log), quotas, core.deployments, Webhooks(scripts, core.tenants)),
+            outbox=Outbox(
+                board,
+                life.of(core.log),
+                quotas,
+                core.deployments,
+                Webhooks(scripts, core.tenants),
+                Replies(board, life.of(core.log), life.of(core.payloads)),
+            ),
             quotas=quotas,
             payloads=life.of(core.payloads),
             wakeups=Wakeups(core.redis, role="worker"),

@@ -25,14 +25,14 @@ from consumers.tally import Tally
 from gateway import render, wiring
 from gateway.app import routes
 from gateway.cli import app
-from gateway.metrics import Metrics
+from gateway.metrics import InboxMetrics, Metrics
 from gateway.reading import Inflight
 from gateway.settings import MIB, Settings
 from policies.deployments import Fallback, Modality, Tier
 from policies.pricing import Basis, Meter, Price, Usage, charge
 from policies.retries import Failure
 from router import envelope, ledger, topics
-from router.job import TERMINAL, Alternative, Estimate, Job, JobClass, JobState, Payload, Route
+from router.job import TERMINAL, Alternative, Estimate, Job, JobClass, JobState, Payload, Reply, Route
 from router.log import Record
 from router.wakeups import Wakeups
 
@@ -73,6 +73,7 @@ JOB = Job(
     is_reserved=True,
     webhook_url="https://hooks.example.com/",
     is_waited_for=True,
+    reply=Reply("acme.replies", "7"),
 )
 
 
@@ -184,7 +185,7 @@ def test_the_page_of_the_records_has_each_key_of_what_is_json() -> None:
     price = Price({Meter.INPUT: Decimal(1)}, "a test")
     lines = charge(price, Usage(input=1, basis=Basis.METERED), job=JOB.id, attempt=1, outcome="completed")
     attempt = ledger.attempt_text(JOB, 1, "mb_1", lines, 1, concluded=True)
-    event = ledger.event_text(replace(JOB, webhook_url=""), JobState.COMPLETED, usd=None)
+    event = ledger.event_text(replace(JOB, webhook_url="", reply=None), JobState.COMPLETED, usd=None)
     microbatch = Tally("mb_1", "light", "gpu.text.light", started=0.0).text(1.0)
 
     assert _keys(attempt) | _keys(attempt, "lines") == _names(page, "Charges")
@@ -201,6 +202,7 @@ def test_the_guide_has_each_metric() -> None:
     WorkerMeters(registry)
     FleetMeters(registry)
     WebhookMeters(registry)
+    InboxMetrics(registry)
     counted = Metrics(Inflight(most_requests=1, most_bytes=1), lambda: 0).registry
 
     assert described == {_metric(each) for each in (*registry.collect(), *counted.collect())}
