@@ -50,7 +50,7 @@ class JobStream:
     def _more(self, pieces: Pieces) -> None:
         view = pieces.view
         if not self._attempt and (pieces.chunks or view.started_at is not None):
-            self._begin(pieces.chunks[0].attempt if pieces.chunks else max(1, view.attempts))
+            self._begin(1)  # whichever runs now: who comes later must count the same
         for chunk in pieces.chunks:
             self._has_pieces = True
             if chunk.attempt > self._attempt:

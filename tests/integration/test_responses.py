@@ -277,3 +277,18 @@ async def test_events_of_a_job_without_a_stream_tell_how_it_ends(gateway: Gatewa
     others = {"authorization": f"Bearer {gateway.other_key}"}
     assert (await gateway.http.get(f"/v1/jobs/{done['id']}/events", headers=others)).status_code == 404
     assert (await gateway.http.get(f"/v1/jobs/{done['id']}/events?starting_after=x")).status_code == 400
+
+
+async def test_events_have_the_same_numbers_for_who_follows_and_who_comes_later(
+    client: openai.AsyncOpenAI, gateway: Gateway
+) -> None:
+    asked = {"model": "auto", "input": "fail:unavailable:2 one", "background": True, "stream": True}
+    stream = await client.responses.create(**asked)  # type: ignore[call-overload]
+    response_id = (await anext(aiter(stream))).to_dict()["response"]["id"]
+    await stream.close()
+
+    followed = await job_events(gateway, response_id)
+    later = await job_events(gateway, response_id)
+
+    assert followed == later
+    assert [event.get("attempt") for event in followed] == [None, 1, 3, 3, 3, 3, None]
