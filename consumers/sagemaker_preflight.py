@@ -1,0 +1,223 @@
+"""What is wrong with a SageMaker endpoint before the first job finds out: one line for each finding.
+
+Most of these faults are silent: a role that may not write leaves neither a result nor an error. Nothing is changed,
+but an object is put below `inputs` and taken away again, and a message goes through each topic to the queue.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from consumers.sagemaker_scaling import NAMESPACE
+from policies.deployments import Deployment, SageMaker
+
+CANARY_S = 20.0
+DAY = timedelta(days=1)
+AWS_KEY = "alias/aws/sqs"  # a queue on it takes nothing from a topic, as its policy cannot be changed
+FAILED = {
+    "NotificationFailures": "the endpoint's role may not publish to its topics, or not use their key: grant sns:Publish"
+    " (and kms:GenerateDataKey*)",
+    "ResponseUploadFailures": "the endpoint's role may not write its output: grant s3:PutObject"
+    " (and kms:GenerateDataKey)",
+    "RequestDownloadFailures": "the endpoint's role may not read its input: grant s3:GetObject (and kms:Decrypt)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """`is_error`: jobs will be lost sight of or fail; else they may be slow, dear or hard to see."""
+
+    is_error: bool
+    message: str
+
+
+class Preflight:
+    """Checks one deployment. `client` gives AWS' client of a service by its name."""
+
+    def __init__(self, deployment: Deployment, place: SageMaker, client: Callable[[str], Any]) -> None:
+        self._name = deployment.model
+        self._has_price = deployment.price is not None
+        self._place = place
+        self._client = client
+
+    def troubles(self) -> Iterator[Trouble]:
+        """All that is found. What AWS refuses to show is found as well, and the rest goes on."""
+        if not self._has_price:
+            yield Trouble(False, "no price: its jobs' dollars are unknown, never 0")
+        try:
+            endpoint = self._client("sagemaker").describe_endpoint(EndpointName=self._name)
+            config = self._client("sagemaker").describe_endpoint_config(
+                EndpointConfigName=endpoint["EndpointConfigName"]
+            )
+        except (ClientError, BotoCoreError) as error:
+            yield Trouble(True, f"the endpoint cannot be seen: {_words(error)}")
+            return
+        if endpoint["EndpointStatus"] != "InService":
+            yield Trouble(True, f"the endpoint is {endpoint['EndpointStatus']}, not InService")
+        asynchronous = config.get("AsyncInferenceConfig")
+        if bool(asynchronous) == self._place.is_realtime:
+            kind = "asynchronous" if asynchronous else "synchronous"
+            yield Trouble(True, f"the endpoint is {kind}: sagemaker.realtime must be {str(not asynchronous).lower()}")
+        if not asynchronous:
+            return
+        output = asynchronous["OutputConfig"]
+        checks: tuple[Callable[[], Iterator[Trouble]], ...] = (
+            partial(self._of_config, asynchronous),
+            partial(self._of_places, output),
+            partial(self._of_messages, output.get("NotificationConfig", {})),
+            partial(self._of_figures, endpoint),
+            partial(self._of_scaling, endpoint),
+        )
+        for check in checks:
+            try:
+                yield from check()
+            except (ClientError, BotoCoreError) as error:
+                yield Trouble(False, f"could not be checked: {_words(error)}")
+
+    def _of_config(self, config: Mapping[str, Any]) -> Iterator[Trouble]:
+        if not config["OutputConfig"].get("S3FailurePath"):
+            yield Trouble(True, "S3FailurePath is not set: a failure leaves nothing that can be found by looking")
+        if not config.get("ClientConfig", {}).get("MaxConcurrentInvocationsPerInstance"):
+            yield Trouble(
+                False, "MaxConcurrentInvocationsPerInstance is not set: set what the model server really takes"
+            )
+
+    def _of_places(self, output: Mapping[str, Any]) -> Iterator[Trouble]:
+        s3 = self._client("s3")
+        for name in ("S3OutputPath", "S3FailurePath"):
+            if output.get(name):
+                bucket, key = _split(output[name])
+                status = _status(partial(s3.head_object, Bucket=bucket, Key=f"{key}/{uuid4().hex}"))
+                if status == 403:
+                    yield Trouble(
+                        True, f"{name}: S3 says 403 for a key that is not there: grant s3:ListBucket on {bucket}"
+                    )
+                elif status != 404:
+                    yield Trouble(True, f"{name}: {bucket} cannot be read (status {status})")
+        if not self._place.inputs:
+            yield Trouble(False, "sagemaker.inputs is not set: bodies over 128,000 bytes will fail")
+            return
+        bucket, key = _split(self._place.inputs)
+        probe = f"{key.rstrip('/')}/pointsman-check-{uuid4().hex}".lstrip("/")
+        status = _status(partial(s3.put_object, Bucket=bucket, Key=probe, Body=b""))
+        if status != 200:
+            yield Trouble(True, f"inputs: {bucket} cannot be written (status {status}): grant s3:PutObject")
+        else:
+            s3.delete_object(Bucket=bucket, Key=probe)
+
+    def _of_messages(self, config: Mapping[str, Any]) -> Iterator[Trouble]:
+        if not self._place.queue:
+            yield Trouble(False, "sagemaker.queue is not set: results are looked for in S3, which is slower")
+            return
+        sqs, sns = self._client("sqs"), self._client("sns")
+        queue = sqs.get_queue_attributes(QueueUrl=self._place.queue, AttributeNames=["All"])["Attributes"]
+        if queue.get("KmsMasterKeyId") == AWS_KEY:
+            yield Trouble(
+                True,
+                f"the queue's key is {AWS_KEY}, with which no topic can reach it: use SSE-SQS or a key of your own",
+            )
+        if int(queue.get("VisibilityTimeout", 30)) > 900:
+            yield Trouble(False, "the queue hides a message for more than 15 minutes after a collector died with it")
+        for name in ("SuccessTopic", "ErrorTopic"):
+            topic = config.get(name)
+            if not topic:
+                yield Trouble(True, f"{name} is not set: no message will come, and each result is found by looking")
+                continue
+            found = sns.list_subscriptions_by_topic(TopicArn=topic)["Subscriptions"]
+            if not any(each["Endpoint"] == queue["QueueArn"] for each in found):
+                yield Trouble(True, f"{name}: the queue is not subscribed to it")
+            elif not self._arrives(topic):
+                yield Trouble(
+                    True,
+                    f"{name}: a message did not reach the queue in {CANARY_S:.0f} s: see the queue's policy and key",
+                )
+
+    def _arrives(self, topic: str) -> bool:
+        """Whether a message of ours comes through. Others' messages are put back."""
+        sns, sqs, mark = self._client("sns"), self._client("sqs"), uuid4().hex
+        sns.publish(TopicArn=topic, Message=json.dumps({"pointsmanCheck": mark}))
+        ends = time.monotonic() + CANARY_S
+        while time.monotonic() < ends:
+            found = sqs.receive_message(QueueUrl=self._place.queue, MaxNumberOfMessages=10, WaitTimeSeconds=2)
+            for message in found.get("Messages", []):
+                if mark in message["Body"]:
+                    sqs.delete_message(QueueUrl=self._place.queue, ReceiptHandle=message["ReceiptHandle"])
+                    return True
+                sqs.change_message_visibility(
+                    QueueUrl=self._place.queue, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0
+                )
+        return False
+
+    def _of_figures(self, endpoint: Mapping[str, Any]) -> Iterator[Trouble]:
+        """What failed silently during the last day."""
+        cloudwatch, now = self._client("cloudwatch"), datetime.now(UTC)
+        for variant in endpoint.get("ProductionVariants", []):
+            for name, why in FAILED.items():
+                found = cloudwatch.get_metric_statistics(
+                    Namespace=NAMESPACE,
+                    MetricName=name,
+                    Dimensions=[
+                        {"Name": "EndpointName", "Value": self._name},
+                        {"Name": "VariantName", "Value": variant["VariantName"]},
+                    ],
+                    StartTime=now - DAY,
+                    EndTime=now + timedelta(minutes=1),
+                    Period=int(DAY.total_seconds()),
+                    Statistics=["Sum"],
+                )
+                failed = sum(point["Sum"] for point in found["Datapoints"])
+                if failed:
+                    yield Trouble(True, f"{name}: {failed:.0f} in the last day: {why}")
+
+    def _of_scaling(self, endpoint: Mapping[str, Any]) -> Iterator[Trouble]:
+        client = self._client("application-autoscaling")
+        for variant in endpoint.get("ProductionVariants", []):
+            at = f"endpoint/{self._name}/variant/{variant['VariantName']}"
+            targets = client.describe_scalable_targets(ServiceNamespace="sagemaker", ResourceIds=[at])[
+                "ScalableTargets"
+            ]
+            policies = client.describe_scaling_policies(ServiceNamespace="sagemaker", ResourceId=at)["ScalingPolicies"]
+            least = targets[0]["MinCapacity"] if targets else None
+            if least == 0 and not any(policy["PolicyType"] == "StepScaling" for policy in policies):
+                yield Trouble(
+                    True,
+                    "it scales to zero without a step policy on HasBacklogWithoutCapacity: nothing starts the first"
+                    f" instance. `pointsman sagemaker scaling {self._name} --apply` makes both policies",
+                )
+            if least is None and variant.get("CurrentInstanceCount") == 0:
+                yield Trouble(True, "it has no instance and nothing that would start one")
+            for policy in policies:
+                cooldown = policy.get("TargetTrackingScalingPolicyConfiguration", {}).get("ScaleInCooldown")
+                if cooldown is not None and cooldown < self._place.invocation_timeout_s:
+                    yield Trouble(
+                        False,
+                        f"its scale-in cool-down of {cooldown} s is shorter than a run may take"
+                        f" ({self._place.invocation_timeout_s} s): jobs may die when it scales in",
+                    )
+
+
+def _status(act: Callable[[], Any]) -> int:
+    try:
+        answer = act()
+    except ClientError as error:
+        return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return int(answer["ResponseMetadata"]["HTTPStatusCode"])
+
+
+def _words(error: ClientError | BotoCoreError) -> str:
+    if isinstance(error, ClientError):
+        told = error.response.get("Error", {})
+        return f"{told.get('Code')}: {told.get('Message')}"
+    return str(error)
+
+
+def _split(at: str) -> tuple[str, str]:
+    bucket, _, key = at.removeprefix("s3://").partition("/")
+    return bucket, key.rstrip("/")
