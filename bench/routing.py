@@ -25,10 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router import labels
-from router.complexity import score as spine_score
 from router.evaluation import Answers, Doubles, Worth, lift_difference, worth
 from router.gain import GainScore, Weights, dump, load, predict, shipped, squeezed
-from router.tracker import Target, merge, scored, start
+from router.tracker import Target, absorbed, moved, scored, start
 from router.training import Labelled, train
 
 ENOUGH = 100
@@ -139,7 +138,6 @@ def _others(data: Data) -> dict[str, Doubles]:
     found = {
         "random": np.random.default_rng(0).random(len(data.rows)),
         "prompt length": _lengths(data),
-        "the spine's score": np.array([spine_score(_body(prompt)).value for prompt in data.prompts]),
     }
     for name, rate in _litellm().items():
         found[name] = np.array([rate(prompt) for prompt in data.prompts])
@@ -274,17 +272,20 @@ def _top(score: Doubles) -> Mask:
     return np.argsort(np.argsort(-score, kind="stable"), kind="stable") < len(score) // 5
 
 
-def _tracked(score: Doubles, threshold: float, deviation: float, replicas: int) -> Mask:
+def _tracked(score: Doubles, fifth: float, deviation: float, replicas: int) -> Mask:
+    """Each replica tells what it learned after every 40 of its own decisions, at a time of its own."""
     target = Target(0.2)
-    base = start(target, threshold=threshold, deviation=deviation)
-    levels = [base] * replicas
+    common = start(target, fifth=fifth, deviation=deviation)
+    bases, levels, made = [common] * replicas, [common] * replicas, [10 * at for at in range(replicas)]
     heavy = np.zeros(len(score), np.bool_)
     for at, value in enumerate(score.tolist()):
-        decided = scored(target, levels[at % replicas], value)
-        heavy[at], levels[at % replicas] = decided.is_heavy, decided.level
-        if replicas > 1 and at % 40 == 39:
-            base = merge(target, base, levels)
-            levels = [base] * replicas
+        which = at % replicas
+        decided = scored(target.of_one(replicas), levels[which], value)
+        heavy[at], levels[which] = decided.is_heavy, decided.level
+        made[which] += 1
+        if replicas > 1 and made[which] % 40 == 0:
+            common = absorbed(target, common, moved(bases[which], levels[which]), replicas=replicas)
+            bases[which] = levels[which] = common
     return heavy
 
 

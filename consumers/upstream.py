@@ -36,6 +36,8 @@ def upstream(body: bytes, deployment: Deployment) -> Upstream:
     asked = parsed(body)
     sent = {key: value for key, value in asked.items() if key not in OURS}
     sent |= _output_bounds(asked, deployment.max_output)
+    if deployment.effort:
+        sent.setdefault("reasoning_effort", deployment.effort)
     sent |= {"model": deployment.model, "stream": True, "stream_options": {"include_usage": True}}
     try:
         return Upstream(compact(sent), choices(asked), wants_usage(asked))

@@ -27,6 +27,7 @@ from router.job import Job, JobState, Reply
 from router.log import Log, LogUnavailableError
 from router.outbox import reservation_id, unclaimed_name
 from router.payloads import Payloads, body_path
+from router.shares import Shares
 
 # What each endpoint calls that which the model reads, where it is not `messages`.
 CONTENT: Mapping[str, Literal["input", "prompt", "file"]] = MappingProxyType(
@@ -91,7 +92,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Accepts jobs. `threshold` is the complexity from which `auto` is heavy.
+    """Accepts jobs.
 
     Webhooks may go to `allowed_hosts` wherever these are.
     """
@@ -103,7 +104,7 @@ class Desk:
     payloads: Payloads
     tenants: Mapping[str, Tenant]
     deployments: Mapping[str, Deployment]
-    threshold: float
+    shares: Shares
     allowed_hosts: Collection[str] = ()
 
     async def accept(
@@ -206,8 +207,9 @@ class Desk:
             values,
             tenant=tenant,
             deployments=self.deployments,
-            threshold=self.threshold,
+            shares=self.shares,
             max_usd=asked.wishes.max_usd,
+            deadline_s=asked.wishes.deadline_s,
         )
         if isinstance(route, NoRoute):
             if route.param == "messages":

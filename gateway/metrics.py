@@ -1,12 +1,16 @@
 """What this process counts. Labels come from closed lists only."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from gateway.reading import Inflight
 from policies.quota import Shadow
+from router.shares import Shares
 
+TENANTS = 50  # that have series of their own
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
@@ -28,7 +32,7 @@ class Metrics:
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, inflight: Inflight, waiting: Callable[[], int]) -> None:
+    def __init__(self, inflight: Inflight, waiting: Callable[[], int], shares: Shares) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "pointsman_http_requests", "Answers, by route and status.", ["route", "status"], registry=self.registry
@@ -51,6 +55,14 @@ class Metrics:
             ["limit", "scope"],
             registry=self.registry,
         )
+        self._routed = Counter(
+            "pointsman_routed_jobs",
+            "Decisions of the router, by what decided: `score`, `cap`, or a rule.",
+            ["modality", "rule", "tier"],
+            registry=self.registry,
+        )
+        self._decisions: dict[tuple[str, str, bool], Counter] = {}
+        self.registry.register(_Levels(shares))
         self.hang_ups = Counter(
             "pointsman_http_hang_ups", "Callers who left before their answer.", registry=self.registry
         )
@@ -79,6 +91,14 @@ class Metrics:
             kept = self._accepted[lane, job_class] = self._jobs.labels(lane, job_class)
         kept.inc()
 
+    def routed(self, modality: str, rule: str, is_heavy: bool) -> None:
+        """One decision of the router."""
+        kept = self._decisions.get((modality, rule, is_heavy))
+        if kept is None:
+            tier = "heavy" if is_heavy else "light"
+            kept = self._decisions[modality, rule, is_heavy] = self._routed.labels(modality, rule, tier)
+        kept.inc()
+
     def shadowed(self, shadows: Iterable[Shadow]) -> None:
         """Limits that would have refused a call."""
         for shadow in shadows:
@@ -87,3 +107,25 @@ class Metrics:
     def text(self) -> bytes:
         """In Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class _Levels(Collector):
+    """What the router holds, for the first tenants by name: more would make too many series."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The levels of this process, which are those of all replicas within a second."""
+        labels = ["tenant", "modality"]
+        heavy = GaugeMetricFamily("pointsman_heavy_share", "Of all calls so far, forced ones included.", labels=labels)
+        forced = GaugeMetricFamily("pointsman_forced_heavy_share", "Of late, of all calls.", labels=labels)
+        threshold = GaugeMetricFamily("pointsman_heavy_threshold", "The score above which it is heavy.", labels=labels)
+        levels = {name: level for name, level in self._shares.levels().items() if name.axis == "tier"}
+        shown = set(sorted({name.tenant for name in levels})[:TENANTS])
+        for name, level in levels.items():
+            if name.tenant in shown:
+                heavy.add_metric([name.tenant, name.modality], level.heavy_share)
+                forced.add_metric([name.tenant, name.modality], level.forced_heavy_rate)
+                threshold.add_metric([name.tenant, name.modality], level.threshold)
+        return iter((heavy, forced, threshold))

@@ -56,6 +56,7 @@ async def serve_api(services: "Services", core: Core, wakeups: Wakeups, *, until
             tasks.create_task(wakeups.follow()),
             tasks.create_task(core.keys.follow()),
             tasks.create_task(core.epoch.follow()),
+            tasks.create_task(services.sharing.follow()),
         ]
         server = _server(create_app(services), http.host, http.port)
         async with _stopping(until_stdin_closes) as stop:
@@ -125,7 +126,8 @@ async def inbox(settings: Settings, *, until_stdin_closes: bool = False) -> None
     """The door for records on Kafka."""
     registry = CollectorRegistry()
     async with wiring.core(settings, gather_s=GATHER_S) as core:
-        door = wiring.inbox(core, registry)
+        sharing = wiring.router_state(core)
+        door = wiring.inbox(core, registry, sharing.shares)
 
         async def fault() -> str | None:
             await core.board.ping()
@@ -140,7 +142,9 @@ async def inbox(settings: Settings, *, until_stdin_closes: bool = False) -> None
             asyncio.TaskGroup() as tasks,
         ):
             await _until_topics_exist(core.log, topics.all_topics(core.deployments))
-            followers = [tasks.create_task(each) for each in (core.keys.follow(), core.epoch.follow())]
+            followers = [
+                tasks.create_task(each) for each in (core.keys.follow(), core.epoch.follow(), sharing.follow())
+            ]
             log.info("inbox_started")
             await door.run(stop)
             await ended(*followers)

@@ -177,6 +177,8 @@ def job_values(view: JobView) -> dict[str, object]:
             "class": job.job_class,
             "reasons": route.reasons,
             "score": route.score,
+            "threshold": route.threshold,
+            "rule": route.rule or None,
             "queue": job.queue,
             "estimate_usd": _dollars(job.estimate.usd),
             "waited_s": _waited(view),

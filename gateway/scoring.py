@@ -36,14 +36,14 @@ def explain(file: Path, weights: Path | None) -> Iterator[str]:
     predicted = predict(counted, used)
     yield f"score          {squeezed(predicted.gain):.3f}  (a fifth of the training prompts: above {used.fifth[0]:.3f})"
     yield f"expected gain  {100 * predicted.gain:+.1f} points of quality, heavy over light"
-    shares = sorted(enumerate(predicted.kinds.tolist()), key=lambda each: -each[1])
-    likely = [f"{100 * share:.0f} % {used.shown(kind)}" for kind, share in shares if share > 0]
-    rest = 1 - float(predicted.kinds.sum())
+    shares = sorted(predicted.kinds, key=lambda each: -each[1])
+    likely = [f"{100 * share:.0f} % {used.shown(kind)}" for kind, share in shares]
+    rest = 1 - sum(share for _, share in shares)
     yield f"resembles      {', '.join([*likely, *([f'{100 * rest:.0f} % no known kind'] if rest > 1e-6 else [])])}"
     if asked.is_earlier:
         yield "The last turn only says to go on: an earlier one was scored."
     yield "What moved it most, in points:"
-    for part in parts(counted, used)[:SHOWN]:
+    for part in parts(asked.text, counted, used)[:SHOWN]:
         yield f"  {100 * part.added:+6.2f}  {f'the text {part.words!r}' if part.is_text else part.words}"
 
 

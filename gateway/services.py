@@ -16,6 +16,7 @@ from router.epoch import Epoch
 from router.files import Files
 from router.log import Log
 from router.outbox import Outbox
+from router.sharing import Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +37,4 @@ class Services:
     file_settings: FileSettings
     inflight: Inflight
     metrics: Metrics
+    sharing: Sharing

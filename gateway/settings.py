@@ -53,7 +53,7 @@ from policies.deployments import Deployment, Fallback, Limits, Modality, Tier, T
 from policies.pricebook import PriceBook, PriceBookError
 from policies.pricing import Meter, Price
 from policies.retries import Failure, RetryRule
-from policies.tenants import Tenant
+from policies.tenants import RoutingPolicy, Tenant
 from policies.webhooks import Endpoint, decoded
 
 CONFIG_VARIABLE = "POINTSMAN_CONFIG"
@@ -209,9 +209,20 @@ class SweeperSettings(Section):
 
 
 class RoutingSettings(Section):
-    """What `auto` does: a job whose complexity (0..1) is at least `threshold` is heavy."""
+    """What `auto` does where both tiers can do a job: at most so much of it goes to heavy, in percent of the calls, and
+    with `mean_usd` only so much that a call is expected to cost that on average."""
 
-    threshold: Number = Field(default=0.5, ge=0, le=1)
+    heavy_percent: Number = Field(default=20.0, ge=0, le=100)
+    mean_usd: Budget = None
+    effort_percent: Number = Field(default=20.0, ge=0, le=100)
+
+
+class TenantRoutingSettings(Section):
+    """The same for one tenant; what is not there is as for all."""
+
+    heavy_percent: Number | None = Field(default=None, ge=0, le=100)
+    mean_usd: Budget = None
+    effort_percent: Number | None = Field(default=None, ge=0, le=100)
 
 
 class LimitSettings(Section):
@@ -296,6 +307,7 @@ class TenantSettings(Section):
     max_unfinished: Whole = Field(default=100_000, ge=1, le=10_000_000)
     max_in_class: Whole = Field(default=500, ge=1, le=100_000)
     weight: Number = Field(default=1.0, ge=0.01, le=1000)
+    routing: TenantRoutingSettings = TenantRoutingSettings()
     deadline_s: Number = Field(default=DAY_S, ge=1, le=30 * DAY_S)
     result_ttl_s: Number = Field(default=DAY_S, ge=1, le=90 * DAY_S)
     max_result_ttl_s: Number = Field(default=7 * DAY_S, ge=1, le=90 * DAY_S)
@@ -405,6 +417,8 @@ class DeploymentSettings(Section):
     )
     window: Whole = Field(default=8192, ge=16, le=100_000_000)
     max_output: Whole = Field(default=1024, ge=1, le=10_000_000)
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    typical_s: Number | None = Field(default=None, gt=0, le=7200)
     limits: DeploymentLimitSettings = DeploymentLimitSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     price: Annotated[PriceSettings | None, BeforeValidator(_price)] = None
@@ -416,6 +430,7 @@ class DeploymentSettings(Section):
     tools: bool = True
     prefill: bool = True
     sagemaker: SageMakerSettings | None = None
+    json_schema: bool = True
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> Self:
@@ -471,7 +486,7 @@ class Settings(Section):
 
     def tenants_by_name(self) -> dict[str, Tenant]:
         """The tenants as the policies know them."""
-        return {name: _tenant(name, tenant) for name, tenant in self.tenants.items()}
+        return {name: _tenant(name, tenant, self.routing) for name, tenant in self.tenants.items()}
 
     def deployments_by_name(self) -> dict[str, Deployment]:
         """The deployments as the policies know them. An unknown price is None."""
@@ -512,6 +527,8 @@ class Settings(Section):
             limits=deployment.limits.limits(),
             timeouts=deployment.timeouts.timeouts(),
             price=self._price_of(deployment.price),
+            effort=deployment.effort or "",
+            typical_s=deployment.typical_s,
             microbatch_size=deployment.microbatch.size,
             microbatch_wait_s=deployment.microbatch.wait_s,
             microbatch_inputs=deployment.microbatch.inputs,
@@ -520,6 +537,7 @@ class Settings(Section):
             takes_tools=deployment.tools,
             takes_prefill=deployment.prefill,
             sagemaker=None if deployment.sagemaker is None else deployment.sagemaker.sagemaker(),
+            takes_schema=deployment.json_schema,
         )
 
     def _price_of(self, price: PriceSettings | None) -> Price | None:
@@ -530,7 +548,14 @@ class Settings(Section):
         return Price(price.rates(), price.source)
 
 
-def _tenant(name: str, tenant: TenantSettings) -> Tenant:
+def _routing(own: TenantRoutingSettings, of_all: RoutingSettings) -> RoutingPolicy:
+    heavy = of_all.heavy_percent if own.heavy_percent is None else own.heavy_percent
+    effort = of_all.effort_percent if own.effort_percent is None else own.effort_percent
+    mean_usd = of_all.mean_usd if own.mean_usd is None else own.mean_usd
+    return RoutingPolicy(heavy_share=heavy / 100, mean_usd=mean_usd, effort_share=effort / 100)
+
+
+def _tenant(name: str, tenant: TenantSettings, routing: RoutingSettings) -> Tenant:
     return Tenant(
         name=name,
         limits=tenant.limits.limits(),
@@ -541,6 +566,7 @@ def _tenant(name: str, tenant: TenantSettings) -> Tenant:
         max_unfinished=tenant.max_unfinished,
         max_in_class=tenant.max_in_class,
         weight=tenant.weight,
+        routing=_routing(tenant.routing, routing),
         deadline_s=tenant.deadline_s,
         result_ttl_s=tenant.result_ttl_s,
         max_result_ttl_s=tenant.max_result_ttl_s,

@@ -50,6 +50,8 @@ if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it count
     from gateway.accept import Desk
     from gateway.inbox import Inbox
     from gateway.services import Services
+    from router.shares import Shares
+    from router.sharing import Sharing
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +66,7 @@ class Core:
 
     settings: Settings
     redis: Redis
+    scripts: Scripts
     log: Log
     board: Board
     epoch: Epoch
@@ -100,6 +103,7 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
         yield Core(
             settings=settings,
             redis=redis,
+            scripts=scripts,
             log=log,
             board=board,
             epoch=Epoch(board),
@@ -198,11 +202,14 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
     from gateway.services import Services
 
     http = core.settings.http
+    sharing = router_state(core)
     inflight = Inflight(most_requests=http.max_in_flight, most_bytes=http.max_in_flight_bytes)
     delivery = Delivery(core.board, wakeups, core.payloads, most=http.max_in_flight)
+    metrics = Metrics(inflight, lambda: delivery.waiting, sharing.shares)
+    sharing.shares.decided = metrics.routed
     return Services(
         keys=core.keys,
-        desk=desk(core),
+        desk=desk(core, sharing.shares),
         board=core.board,
         epoch=core.epoch,
         outbox=core.outbox,
@@ -214,11 +221,20 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
         files=core.files,
         file_settings=core.settings.files,
         inflight=inflight,
-        metrics=Metrics(inflight, lambda: delivery.waiting),
+        metrics=metrics,
+        sharing=sharing,
     )
 
 
-def desk(core: Core) -> "Desk":
+def router_state(core: Core) -> "Sharing":
+    """What a process that accepts jobs knows for routing, and shares with the others."""
+    from router.shares import Shares
+    from router.sharing import Sharing
+
+    return Sharing(core.scripts, Shares.of_shipped_weights())
+
+
+def desk(core: Core, shares: "Shares") -> "Desk":
     """Accepts jobs, whichever door they come through."""
     from gateway.accept import Desk
 
@@ -230,12 +246,12 @@ def desk(core: Core) -> "Desk":
         payloads=core.payloads,
         tenants=core.tenants,
         deployments=core.deployments,
-        threshold=core.settings.routing.threshold,
+        shares=shares,
         allowed_hosts=core.settings.outbound.allowed_hosts,
     )
 
 
-def inbox(core: Core, registry: CollectorRegistry) -> "Inbox":
+def inbox(core: Core, registry: CollectorRegistry, shares: "Shares") -> "Inbox":
     """The door for records."""
     from gateway.inbox import Inbox
     from gateway.metrics import InboxMetrics
@@ -243,7 +259,7 @@ def inbox(core: Core, registry: CollectorRegistry) -> "Inbox":
     settings = core.settings.inbox
     return Inbox(
         log=core.log,
-        desk=desk(core),
+        desk=desk(core, shares),
         keys=core.keys,
         tenants=core.tenants,
         replies=core.replies,

@@ -80,6 +80,9 @@ class Fallback:
     on: frozenset[Failure] | None = None
 
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")  # least first
+
+
 class PayloadFormat(StrEnum):
     """What a SageMaker container speaks: OpenAI's chat (vLLM, LMI), text-generation-inference's, or its own."""
 
@@ -116,6 +119,8 @@ class Deployment:
     are those, and there is no `url`.
 
     `takes_tools`: it can be given tools. `takes_prefill`: the conversation may end with the beginning of its answer.
+    `takes_schema`: it keeps to a JSON schema. `effort` is how much it is told to reason (one of `EFFORTS`; empty: as
+    it is). `typical_s` is how long its calls usually take, where that is known.
     """
 
     name: str
@@ -129,6 +134,8 @@ class Deployment:
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     price: Price | None = None
+    effort: str = ""
+    typical_s: float | None = None
     microbatch_size: int = 16
     microbatch_wait_s: float = 0.01
     microbatch_inputs: int = 256
@@ -137,3 +144,9 @@ class Deployment:
     takes_tools: bool = True
     takes_prefill: bool = True
     sagemaker: SageMaker | None = None
+    takes_schema: bool = True
+
+    @property
+    def effort_rank(self) -> int:
+        """The more the higher; what is not told anything is in the middle."""
+        return EFFORTS.index(self.effort or "medium")

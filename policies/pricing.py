@@ -65,16 +65,22 @@ class Usage:
 
     def quantities(self) -> Mapping[Meter, int]:
         """The meters that counted anything, in the order of `Meter`."""
-        counted = {
-            Meter.INPUT: self.input,
-            Meter.CACHE_READ: self.cache_read,
-            Meter.CACHE_WRITE: self.cache_write,
-            Meter.OUTPUT: self.output,
-            Meter.IMAGES: self.images,
-            Meter.AUDIO_SECONDS: self.audio_seconds,
-            Meter.CHARACTERS: self.characters,
-        }
-        return {meter: quantity for meter, quantity in counted.items() if quantity}
+        counted: dict[Meter, int] = {}
+        if self.input:
+            counted[Meter.INPUT] = self.input
+        if self.cache_read:
+            counted[Meter.CACHE_READ] = self.cache_read
+        if self.cache_write:
+            counted[Meter.CACHE_WRITE] = self.cache_write
+        if self.output:
+            counted[Meter.OUTPUT] = self.output
+        if self.images:
+            counted[Meter.IMAGES] = self.images
+        if self.audio_seconds:
+            counted[Meter.AUDIO_SECONDS] = self.audio_seconds
+        if self.characters:
+            counted[Meter.CHARACTERS] = self.characters
+        return counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +151,8 @@ def charge(price: Price | None, usage: Usage, *, job: str, attempt: int, outcome
 
 def cost(price: Price | None, usage: Usage) -> Decimal | None:
     """What the lines of `charge` come to; None when the price of any of them is unknown."""
+    if price is None:
+        return None if usage.total else Decimal(0)
     amount = Decimal(0)
     for meter, quantity in _charged(price, usage).items():
         rate = _rate(price, meter)

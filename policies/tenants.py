@@ -2,9 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from policies.deployments import Limits
 from policies.webhooks import Endpoint, Secrets
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingPolicy:
+    """How much of a tenant's `auto` goes to heavy: at most this share (0..1), and where `mean_usd` is given only so
+    much that a call is expected to cost that on average. `effort_share`: of the calls in a tier whose deployments
+    differ in effort, those that get the most.
+    """
+
+    heavy_share: float = 0.2
+    mean_usd: Decimal | None = None
+    effort_share: float = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +39,7 @@ class Tenant:
     max_unfinished: int = 100_000
     max_in_class: int = 500
     weight: float = 1.0
+    routing: RoutingPolicy = field(default_factory=RoutingPolicy)
     deadline_s: float = 86_400.0
     result_ttl_s: float = 86_400.0
     max_result_ttl_s: float = 604_800.0

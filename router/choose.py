@@ -1,20 +1,21 @@
 """Which deployment a job goes to, and why: rules first, the score only where they leave a choice."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
 from types import MappingProxyType
 from typing import Literal
 
-from policies.deployments import Deployment, Modality, Tier
-from policies.pricing import cost
+from policies.deployments import Deployment, Tier
 from policies.retries import Failure
 from policies.tenants import Tenant
-from router import complexity, modality, tokens
-from router.complexity import THRESHOLD, Score
-from router.expected import expected
+from router import modality, rules, sessions
+from router.gain import Score
 from router.job import Alternative, Estimate, Route
+from router.rules import Ability, Option, Ruled
+from router.sessions import Place
+from router.shares import Name, Shares
 
 # The names that leave the deployment to us, and the tier that they insist on.
 TIERS: Mapping[str, Tier | None] = MappingProxyType({"auto": None, "auto:light": Tier.LIGHT, "auto:heavy": Tier.HEAVY})
@@ -41,36 +42,14 @@ class NoRoute:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
-    """A deployment that takes the job's modality. `window` is the tokens that it must hold at once."""
-
-    deployment: Deployment
-    estimate: Estimate
-    window: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether input and output go into the window."""
-        return self.window <= self.deployment.window
-
-    @property
-    def by_price(self) -> tuple[bool, Decimal, str]:
-        """Sorts the cheapest first, unknown prices last."""
-        usd = self.estimate.usd
-        return (usd is None, usd or Decimal(0), self.deployment.name)
-
-    def costs_at_most(self, usd: Decimal) -> bool:
-        """False where the price is unknown."""
-        return self.estimate.usd is not None and self.estimate.usd <= usd
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
-    """The tier to take, and why. `score` is None where a rule decided."""
+    """The tier to take, and why. `score` and `threshold` are None where a rule decided."""
 
     tier: Tier
+    rule: str
     reasons: tuple[str, ...]
-    score: float | None = None
+    score: Score | None = None
+    threshold: float | None = None
 
 
 def choose(
@@ -80,15 +59,14 @@ def choose(
     *,
     tenant: Tenant,
     deployments: Mapping[str, Deployment],
-    threshold: float = THRESHOLD,
+    shares: Shares,
     max_usd: Decimal | None = None,
-    score: Callable[[Mapping[str, object]], Score] = complexity.score,
+    deadline_s: float | None = None,
 ) -> Chosen | NoRoute:
-    """Decide by name, modality, window, tier and price, in this order. `deployments` are by their names.
+    """Decide by name, ability, window, price ceiling, deadline, the tenant's share, session and score.
 
-    `score` is asked only for `auto`, and only where both tiers fit; from `threshold` on, heavy is taken.
-    Of several deployments of a tier it is the cheapest by estimate, unknown prices last.
-    With `max_usd`, a deployment whose estimate is above it or unknown gives way to the cheapest that fits.
+    In this order; the score is asked only for `auto`, and only where both tiers are left. Of several deployments of a
+    tier it is the one with the session's prompt cache, else the cheapest by estimate, unknown prices last.
     """
     name = _resolve(model, tenant.aliases)
     allowed = {
@@ -100,29 +78,122 @@ def choose(
     pool = {name: allowed[name]} if is_named else allowed
     fallbacks = {each.deployment for deployment in pool.values() for each in deployment.fallback}
     known = pool | {key: each for key, each in allowed.items() if key in fallbacks}
-    every = _options(endpoint, body, known.values())
+    needs, every = rules.needs(body), rules.options(endpoint, body, known.values())
     options = [option for option in every if option.deployment.name in pool]
-    fitting = [option for option in options if option.fits]
-    if not fitting and is_named and (larger := _larger(allowed[name], every)) is not None:
+    fitting = [option for option in options if option.fits and rules.able(option, needs)]
+    if not fitting and is_named and (larger := _larger(allowed[name], every, needs)) is not None:
         fitting, options = [larger], [larger]
     if not fitting:
-        others = _options(endpoint, body, allowed.values())
-        return _too_long(options, others) if options else _takes_none(endpoint, body, others, is_named=is_named)
-
-    tiers = {option.deployment.tier for option in fitting}
+        others = rules.options(endpoint, body, allowed.values())
+        return _nothing_fits(endpoint, body, options, others, needs, is_named=is_named)
+    left = rules.within(fitting, max_usd=max_usd, deadline_s=deadline_s)
+    if not left.options:
+        assert max_usd is not None
+        return _too_dear(min(fitting, key=lambda each: each.by_price), max_usd)
+    asked = Asked(name, body, tenant, shares, Name(tenant.name, modality.of(endpoint, body)))
+    tiers = rules.tiers_of(left.options)
     if is_named:
-        asked, [taken, *_] = allowed[name], fitting
-        aside = () if taken.deployment is asked else (f"fallback: {name} {Failure.TOO_LONG}",)
-        wanted = Wanted(taken.deployment.tier, (f"asked for {name}", *aside))
+        named, [taken, *_] = allowed[name], left.options
+        aside = () if taken.deployment is named else (f"fallback: {name} {Failure.TOO_LONG}",)
+        wanted = Wanted(taken.deployment.tier, "named", (f"asked for {name}", *aside))
     elif len(tiers) == 1:
-        wanted = _only_one_left(name, pool.values(), options, *tiers)
-    elif (tier := TIERS[name]) is not None:
-        wanted = Wanted(tier, (f"asked for {tier}",))
+        wanted = _only_one_left(name, tiers.pop(), rules.what_left(pool.values(), options, needs), left.ruled)
     else:
-        scored = score(body)
-        wanted = Wanted(Tier.HEAVY if scored.value >= threshold else Tier.LIGHT, scored.reasons, scored.value)
+        wanted = asked.tier(left.options)
+    if wanted.score is None:
+        shares.force(asked.level, tenant, is_heavy=wanted.tier is Tier.HEAVY)
+    shares.decided(asked.level.modality, wanted.rule, wanted.tier is Tier.HEAVY)
     alias = () if model == name else (f"alias {_shown(model)}",)
-    return _settle(fitting, wanted, alias, modality.of(endpoint, body), max_usd, every)
+    able = [option for option in every if option.fits and rules.able(option, needs)]
+    affordable = able if max_usd is None else [option for option in able if option.costs_at_most(max_usd)]
+    return asked.settle(left.options, wanted, alias, affordable)
+
+
+@dataclass(slots=True)
+class Asked:
+    """One job's way through what rules have left."""
+
+    name: str
+    body: Mapping[str, object]
+    tenant: Tenant
+    shares: Shares
+    level: Name  # what its share is kept with
+
+    def tier(self, options: Sequence[Option]) -> Wanted:
+        """Where both tiers are left: what was asked for, the tenant's policy, the session, then the score."""
+        asked, policy = TIERS[self.name], self.tenant.routing
+        if asked is not None:
+            return Wanted(asked, "asked", (f"asked for {asked}",))
+        if not policy.heavy_share:
+            return Wanted(Tier.LIGHT, "policy", ("the tenant's heavy share is 0 %",))
+        if policy.heavy_share == 1 and policy.mean_usd is None:
+            return Wanted(Tier.HEAVY, "policy", ("the tenant's heavy share is 100 %",))
+        place = self.place()
+        if place is not None and place.is_heavy:
+            return Wanted(Tier.HEAVY, "session", ("its session is with heavy",))
+        score = self.shares.score(self.tenant, self.body)
+        prices = (_least_usd(options, Tier.LIGHT), _least_usd(options, Tier.HEAVY))
+        verdict = self.shares.decide(self.level, self.tenant, score.value, prices)
+        capped = ("the heavy share is used up",) if verdict.rule == "cap" else ()
+        tier = Tier.HEAVY if verdict.is_heavy else Tier.LIGHT
+        return Wanted(tier, verdict.rule, (*capped, *score.reasons), score, verdict.threshold)
+
+    def place(self) -> Place | None:
+        """Where its session is."""
+        if not sessions.is_under_way(self.body):
+            return None
+        return self.shares.sessions.find(self.tenant.name, sessions.session_of(self.body), self.shares.clock())
+
+    def settle(
+        self, options: Sequence[Option], wanted: Wanted, alias: tuple[str, ...], every: Sequence[Option]
+    ) -> Chosen:
+        """The deployment, what it may use there at most, and those of `every` that take it next if it fails."""
+        left = [option for option in options if option.deployment.tier is wanted.tier]
+        left, reasons = self._by_effort(left, wanted)
+        best = min(left, key=lambda each: each.by_price)
+        if len(left) > 1 and (place := self.place()) is not None:
+            kept = next((each for each in left if each.deployment.name == place.deployment), best)
+            reasons += ("its prompt cache is there",) if kept is not best else ()
+            best = kept
+        taken, score = best.deployment, wanted.score
+        if self.name in TIERS and (wanted.tier is Tier.HEAVY or len(left) > 1):
+            self._note(taken)
+        route = Route(
+            taken.name,
+            taken.backend,
+            self.level.modality,
+            taken.tier,
+            (*alias, *wanted.reasons, *reasons),
+            None if score is None else score.value,
+            _alternatives(taken, every),
+            threshold=wanted.threshold,
+            rule=wanted.rule,
+        )
+        return Chosen(route, best.estimate)
+
+    def _note(self, taken: Deployment) -> None:
+        session = sessions.session_of(self.body)
+        is_heavy = taken.tier is Tier.HEAVY
+        self.shares.sessions.note(self.tenant.name, session, taken.name, is_heavy=is_heavy, now=self.shares.clock())
+
+    def _by_effort(self, options: list[Option], wanted: Wanted) -> tuple[list[Option], tuple[str, ...]]:
+        """Of deployments that differ in effort: what the caller set, else by the same score the most or the least."""
+        ranks = sorted({option.deployment.effort_rank for option in options})
+        if len(ranks) == 1 or self.name not in TIERS:
+            return options, ()
+        given = self.body.get("reasoning_effort")
+        same = [option for option in options if option.deployment.effort == given]
+        if given is not None:
+            return (same or options), ((f"effort {given} was asked for",) if same else ())
+        score = wanted.score or self.shares.score(self.tenant, self.body)
+        name = self.level._replace(axis=f"effort.{wanted.tier}")
+        verdict = self.shares.decide(name, self.tenant, score.value, (None, None))
+        taken = [o for o in options if o.deployment.effort_rank == ranks[-1 if verdict.is_heavy else 0]]
+        return taken, (f"effort {taken[0].deployment.effort or 'as it is'}",)
+
+
+def _least_usd(options: Sequence[Option], tier: Tier) -> Decimal | None:
+    return min(option.by_price for option in options if option.deployment.tier is tier)[1] or None
 
 
 def _resolve(model: str, aliases: Mapping[str, str]) -> str | None:
@@ -135,81 +206,29 @@ def _resolve(model: str, aliases: Mapping[str, str]) -> str | None:
     return None
 
 
-def _options(endpoint: str, body: Mapping[str, object], deployments: Collection[Deployment]) -> list[Option]:
-    """Those that take what the job carries and make what it wants."""
-    needed, has_tools, has_prefill = modality.needs(endpoint, body), _has_tools(body), _has_prefill(body)
-    read = tokens.estimate_input(body)
-    options = []
-    for each in deployments:
-        takes_it = (each.takes_tools or not has_tools) and (each.takes_prefill or not has_prefill)
-        if needed <= each.modalities and takes_it:
-            job = expected(endpoint, body, each, read=read)
-            options.append(Option(each, Estimate.of(job.usage, cost(each.price, job.usage)), job.window))
-    return options
-
-
-def _larger(asked: Deployment, every: Collection[Option]) -> Option | None:
+def _larger(asked: Deployment, every: Collection[Option], needs: Sequence[Ability]) -> Option | None:
     """The first of its fallbacks that holds what it does not."""
-    by_name = {option.deployment.name: option for option in every}
+    by_name = {option.deployment.name: option for option in every if option.fits and rules.able(option, needs)}
     for each in asked.fallback:
         option = by_name.get(each.deployment)
-        if option is not None and option.fits and (each.on is None or Failure.TOO_LONG in each.on):
+        if option is not None and (each.on is None or Failure.TOO_LONG in each.on):
             return option
     return None
 
 
-def _has_tools(body: Mapping[str, object]) -> bool:
-    return bool(body.get("tools") or body.get("functions"))
+def _only_one_left(name: str, tier: Tier, able: Ruled | None, ruled: Sequence[Ruled]) -> Wanted:
+    """Only one tier is left: say which rule left it, unless it is what was asked for."""
+    wanted = TIERS[name]
+    if wanted is tier:
+        return Wanted(tier, "asked", (f"asked for {tier}",))
+    lead = () if wanted is None else (f"asked for {wanted}",)
+    by = able or ruled[0]
+    return Wanted(tier, by.rule, (*lead, by.reason))
 
 
-def _has_prefill(body: Mapping[str, object]) -> bool:
-    """Whether the answer's beginning is there already, to be gone on with."""
-    messages = body.get("messages")
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    return isinstance(last, dict) and last.get("role") == "assistant"
-
-
-def _only_one_left(name: str, pool: Collection[Deployment], options: Collection[Option], tier: Tier) -> Wanted:
-    """Only one tier fits: say which rule left it, unless it is what was asked for."""
-    asked = TIERS[name]
-    lead = () if asked is None else (f"asked for {asked}",)
-    if asked is tier:
-        return Wanted(tier, lead)
-    if len({each.tier for each in pool}) == 1:
-        return Wanted(tier, (*lead, f"only {tier} is there"))
-    if len({option.deployment.tier for option in options}) == 1:
-        return Wanted(tier, (*lead, f"only {tier} takes this modality"))
-    window = min(option.window for option in options)
-    return Wanted(tier, (*lead, f"about {window:,} tokens fit only {tier}"))
-
-
-def _settle(
-    fitting: Collection[Option],
-    wanted: Wanted,
-    alias: tuple[str, ...],
-    kind: Modality,
-    max_usd: Decimal | None,
-    every: Collection[Option],
-) -> Chosen | NoRoute:
-    best = min((each for each in fitting if each.deployment.tier is wanted.tier), key=lambda each: each.by_price)
-    reasons = (*alias, *wanted.reasons)
-    if max_usd is not None and not best.costs_at_most(max_usd):
-        best = min(fitting, key=lambda each: each.by_price)
-        reasons = (*reasons, "max_usd: the cheapest that fits")
-        if not best.costs_at_most(max_usd):
-            return _too_dear(best, max_usd)
-    taken = best.deployment
-    left = _left(taken, every, max_usd)
-    return Chosen(Route(taken.name, taken.backend, kind, taken.tier, reasons, wanted.score, left), best.estimate)
-
-
-def _left(taken: Deployment, every: Collection[Option], max_usd: Decimal | None) -> tuple[Alternative, ...]:
-    """What the job may go on at, in the order of the settings: only what takes it, holds it and is not too dear."""
-    estimates = {
-        option.deployment.name: option.estimate
-        for option in every
-        if option.fits and (max_usd is None or option.costs_at_most(max_usd))
-    }
+def _alternatives(taken: Deployment, every: Collection[Option]) -> tuple[Alternative, ...]:
+    """What the job may go on at, in the order of the settings."""
+    estimates = {option.deployment.name: option.estimate for option in every}
     return tuple(
         Alternative(each, estimates[each.deployment]) for each in taken.fallback if each.deployment in estimates
     )
@@ -224,21 +243,30 @@ def _not_found(model: str, allowed: Collection[str], tenant: Tenant) -> NoRoute:
     )
 
 
-def _takes_none(endpoint: str, body: Mapping[str, object], others: Collection[Option], *, is_named: bool) -> NoRoute:
-    has = [name for name, there in (("tools", _has_tools(body)), ("prefill", _has_prefill(body))) if there]
-    needed = " and ".join([*sorted(modality.needs(endpoint, body)), *has])
-    if others:
-        message = f"This model does not do {needed}. {_would_fit(others)}"
+def _nothing_fits(
+    endpoint: str,
+    body: Mapping[str, object],
+    options: Sequence[Option],
+    others: Sequence[Option],
+    needs: Sequence[Ability],
+    *,
+    is_named: bool,
+) -> NoRoute:
+    if any(rules.able(option, needs) for option in options):
+        return _too_long(options, others, needs)
+    needed = " and ".join([*sorted(modality.needs(endpoint, body)), *(each.word for each in needs)])
+    if any(rules.able(option, needs) for option in others):
+        message = f"This model does not do {needed}. {_would_fit(others, needs)}"
     else:
-        message = f"No deployment that you may use does {needed}. The operator can add one with these modalities."
+        message = f"No deployment that you may use does {needed}. The operator can add one that does."
     return NoRoute(message, "no_route", "model" if is_named else "messages")
 
 
-def _too_long(options: Collection[Option], others: Collection[Option]) -> NoRoute:
+def _too_long(options: Collection[Option], others: Collection[Option], needs: Sequence[Ability]) -> NoRoute:
     largest = max(options, key=lambda option: option.deployment.window - option.window)
     return NoRoute(
         f"About {largest.window:,} tokens are needed (the input, and room for the answer), and the window of"
-        f" {_shown(largest.deployment.name)} has {largest.deployment.window:,}. {_would_fit(others)}"
+        f" {_shown(largest.deployment.name)} has {largest.deployment.window:,}. {_would_fit(others, needs)}"
         " Or shorten the input or lower max_tokens.",
         "context_length_exceeded",
         "messages",
@@ -256,8 +284,8 @@ def _too_dear(cheapest: Option, max_usd: Decimal) -> NoRoute:
     )
 
 
-def _would_fit(options: Collection[Option]) -> str:
-    names = sorted(option.deployment.name for option in options if option.fits)
+def _would_fit(options: Collection[Option], needs: Sequence[Ability]) -> str:
+    names = sorted(option.deployment.name for option in options if option.fits and rules.able(option, needs))
     return f"Would fit: {_listed(names)}." if names else "No deployment that you may use would fit."
 
 

@@ -103,6 +103,8 @@ def to_headers(job: Job) -> dict[str, str]:
                 "tier": route.tier,
                 "reasons": route.reasons,
                 "score": route.score,
+                "threshold": route.threshold,
+                "rule": route.rule,
             }
         ),
         "estimate": compact.text(_estimate_values(job.estimate)),
@@ -165,6 +167,8 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
             left=tuple(_alternative(values) for values in json.loads(headers.get("fallback", "[]"))),
             tried=tuple(str(name) for name in tried["deployments"]),
             spent=_whole(tried["attempts"]),
+            threshold=None if route.get("threshold") is None else float(route["threshold"]),
+            rule=str(route.get("rule", "")),
         ),
         estimate=_estimate(json.loads(headers["estimate"])),
         body=body,

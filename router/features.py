@@ -1,13 +1,20 @@
-"""What is counted of a prompt: some hundred numbers and the hashes of its words, in time linear in what is read.
+"""What is counted of a prompt: some hundred numbers and the places of its words, in time linear in what is read.
 
-There are no regular expressions: one table sorts the bytes into letters, digits, blanks and marks, and the rest
-is arithmetic on arrays, so that no text is slower than another of its length.
+On the hot path of every accept, and most prompts are short: there a call of numpy costs as much as a method of
+bytes on the whole text, so that arrays are used only where one replaces many. The regular expressions begin with a
+fixed character or have a fixed length.
 """
 
 import math
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
+from operator import mul
 from typing import Final
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +22,10 @@ from numpy.typing import NDArray
 SPAN = 4096  # characters read at each end of a text
 READ = 8 * SPAN + 2  # and so at most these bytes
 OPTIONS = 3  # lines "A.", "B.", "C." make a question multiple choice
+LINES = 200  # read at each end of a text
+BITS = 17  # words and pairs are hashed to one of 2**BITS places
 
 Floats = NDArray[np.float32]
-Hashes = NDArray[np.uint64]
 Places = NDArray[np.int64]
 
 _LISTS: Final = {
@@ -65,6 +73,7 @@ _STARTS: Final = {
     "code": "def from import",
 }
 _RATED: Final = ("quantities", "a situation to follow", "small words", "negations", "words of code", "calculation")
+# Each byte is of one class at most.
 _MARKS: Final = {
     "capital letters": b"ABCDEFGHIJKLMNOPQRSTUVWXYZ",
     "small letters": b"abcdefghijklmnopqrstuvwxyz",
@@ -75,12 +84,12 @@ _MARKS: Final = {
     "commas": b",",
     "question marks": b"?",
     "colons": b";:",
-    "quotation marks": b"\"'`",
+    "quotation marks": b"\"'",
     "parentheses": b"()",
     "square brackets": b"[]",
     "braces": b"{}",
-    "operators": b"=+*/<>-",
-    "formula marks": b"\\^$_",
+    "operators": b"+*/<>-",
+    "formula marks": b"\\^",
     "underscores": b"_",
     "percent signs": b"%",
     "dollar signs": b"$",
@@ -104,7 +113,6 @@ _COUNTS: Final = (
     "characters of the question before its options",
     "characters per option",
     "unevenness of the options",
-    "capitalised words within sentences",
     "code fences",
     "indented lines",
     "paragraphs",
@@ -123,7 +131,6 @@ _COUNTS: Final = (
 )
 _RATIOS: Final = (
     "letters per word",
-    "unevenness of the words",
     "share of words of 9 letters and more",
     "share of words of 12 letters and more",
     "share of words of up to 3 letters",
@@ -151,308 +158,204 @@ NAMES: Final = (
 LENGTH = NAMES.index("characters")
 IS_CHOICE = NAMES.index("multiple choice")
 
-_BLANK, _LETTER, _DIGIT = 0, 1, 2  # any other byte is a mark of its own
-_BASE = 0x9E3779B97F4A7C15  # of the polynomial that hashes a word; odd, so that it has an inverse
-_FIRST, _SECOND, _PAIR = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(0xD6E8FEB86659FD93)
-_NEWLINE, _SPACE, _OPEN, _DOT, _QUERY, _COLON = b"\n (.?:"
+_SPELLED: Final = bytes(  # small letters; a digit is 0, as how long a number is matters, not which it is
+    byte + 32
+    if chr(byte) in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    else 48
+    if chr(byte) in "0123456789"
+    else byte
+    if byte >= 128 or chr(byte) in "abcdefghijklmnopqrstuvwxyz"
+    else 32
+    for byte in range(256)
+)
+_DIGITS: Final = _MARKS["digits"]
+_NUMBERS: Final = bytes(byte if byte in _DIGITS else 32 for byte in range(256))
+_OPTION: Final = re.compile(rb"\n\(?[A-Ja-j][.:)][ \t]")
+_METHOD: Final = re.compile(rb"\.[A-Za-z]{1,40}\(")
+_MIX, _PAIR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+_SHIFT: Final = np.uint64(64 - BITS)
+_LISTED: Final = len(_LISTS)
+_COUNTED: Final = len(_COUNTS) + len(_MARKS) + _LISTED  # the first ones, whose logarithm is taken
+_DIGITS_AT: Final = list(_MARKS).index("digits")
+_RATED_AT: Final = tuple(list(_LISTS).index(name) for name in _RATED)
+_NO_START: Final = (0,) * len(_STARTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a text is to the router. `words` and `pairs` are hashes, in the order of the text."""
+    """What a text is to the router: nothing that could be turned back into it."""
 
     features: Floats  # one for each of NAMES
-    words: Hashes
-    pairs: Hashes
-    starts: Places
-    ends: Places
-    read: bytes  # `read[starts[i]:ends[i]]` is what `words[i]` was made of
-
-    def shown(self, at: int) -> str:
-        """The word or pair at a place in `words` followed by `pairs`, as it was written (in small letters)."""
-        first = at if at < len(self.words) else at - len(self.words)
-        last = first if at < len(self.words) else first + 1
-        spans = (self.read[self.starts[each] : self.ends[each]] for each in range(first, last + 1))
-        return " ".join(span.decode("utf-8", "replace") for span in spans)
+    places: Places  # of all different words and pairs, sorted
 
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    kind: NDArray[np.uint8]
-    lower: NDArray[np.uint8]
-    marks: Floats
-    powers: Hashes
-    inverses: Hashes
-    listed: Hashes  # sorted
-    member: Floats
+    classes: bytes  # of each byte, which of the marks it is
+    lists: Mapping[bytes, Sequence[int]]  # the lists that a word is in
+    starts: Mapping[bytes, Sequence[int]]  # what a text is that starts with the word: one number for each of `_STARTS`
 
 
 def count(text: str, length: int | None = None) -> Counted:
     """Count a text. `length` is that of the whole where `text` is already cut. Never raises."""
-    whole = len(text) if length is None else length
+    raw = _read(text)
+    words = raw.translate(_SPELLED).split()
+    places = _places(words)
+    places.sort()
+    if len(places):
+        places = places[np.concatenate((_ONE, places[1:] != places[:-1]))]
+    return Counted(_features(len(text) if length is None else length, raw, words, _tables()), places)
+
+
+_ONE: Final = np.ones(1, np.bool_)
+
+
+def spelled(text: str) -> tuple[list[str], Places]:
+    """The words and pairs of a text, and the place of each: for whoever wants a score explained."""
+    words = _read(text).translate(_SPELLED).split()
+    shown = [word.decode("utf-8", "replace") for word in words]
+    return [*shown, *map(" ".join, pairwise(shown))], _places(words)
+
+
+def _read(text: str) -> bytes:
     if len(text) > 2 * SPAN:
         text = f"{text[:SPAN]}\n{text[-SPAN:]}"
-    tables = _tables()
-    raw = text.encode("utf-8", "surrogatepass")[:READ]
-    data = np.frombuffer(raw, np.uint8)
-    low = tables.lower[data]
-    starts, ends, kinds, words = _tokens(low, tables)
-    pairs = _mix(words[:-1] * _PAIR + words[1:])
-    features = _features(whole, raw, data, starts, ends, kinds, words, tables)
-    return Counted(features, words, pairs, starts, ends, low.tobytes())
+    return text.encode("utf-8", "surrogatepass")[:READ]
 
 
-def _tokens(low: NDArray[np.uint8], tables: _Tables) -> tuple[Places, Places, NDArray[np.uint8], Hashes]:
-    """Runs of letters, runs of digits, and single marks: where each starts and ends, its kind and its hash."""
-    kind = tables.kind[low]
-    begins = np.empty(len(low), np.bool_)
-    if len(low):
-        begins[0] = kind[0] != _BLANK
-        begins[1:] = ((kind[1:] != kind[:-1]) | (kind[1:] > _DIGIT)) & (kind[1:] != _BLANK)
-    starts = begins.nonzero()[0]
-    changes = (begins | (kind == _BLANK)).nonzero()[0]
-    after = changes.searchsorted(starts, side="right")
-    ends = _with(changes, len(low))[after]
-    # A number is hashed as if it were zeros: how long it is matters, not which it is.
-    shape = np.where(kind == _DIGIT, np.uint8(48), low).astype(np.uint64)
-    sums = np.zeros(len(low) + 1, np.uint64)
-    np.cumsum(shape * tables.powers[: len(low)], out=sums[1:])
-    return starts, ends, kind[starts], _mix((sums[ends] - sums[starts]) * tables.inverses[starts])
+def _places(words: Sequence[bytes]) -> Places:
+    """Of each word, then of each pair."""
+    hashes = np.fromiter(map(crc32, words), np.uint64, len(words))
+    hashes = np.concatenate((hashes, hashes[:-1] * _PAIR + hashes[1:]))
+    hashes *= _MIX
+    hashes >>= _SHIFT
+    return hashes.view(np.int64)
 
 
-def _with(values: Places, last: int) -> Places:
-    """The values and one more; np.append takes three times as long."""
-    more = np.empty(len(values) + 1, np.int64)
-    more[:-1], more[-1] = values, last
-    return more
+def _features(whole: int, raw: bytes, words: list[bytes], tables: _Tables) -> Floats:
+    size, spoken = len(raw) or 1, len(words) or 1
+    marks = np.bincount(np.frombuffer(raw.translate(tables.classes), np.uint8), minlength=len(_MARKS) + 1).tolist()
+    lengths = sorted(map(len, words))
+    long, different = len(words) - bisect_left(lengths, 9), len(set(words))
+    numbers = list(map(len, raw.translate(_NUMBERS).split())) if marks[_DIGITS_AT] else []
+    lines = raw.split(b"\n")
+    breaks = len(lines) - 1
+    if breaks >= 2 * LINES:
+        lines = lines[:LINES] + lines[-LINES:]
 
-
-def _mix(hashes: Hashes) -> Hashes:
-    mixed = (hashes ^ (hashes >> np.uint64(30))) * _FIRST
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
-    return mixed ^ (mixed >> np.uint64(31))
-
-
-def _features(
-    whole: int,
-    raw: bytes,
-    data: NDArray[np.uint8],
-    starts: Places,
-    ends: Places,
-    kinds: NDArray[np.uint8],
-    hashes: Hashes,
-    tables: _Tables,
-) -> Floats:
-    size = len(raw) or 1
-    marks = np.bincount(data, minlength=256).astype(np.float32) @ tables.marks
-    lengths = ends - starts
-    is_word = kinds == _LETTER
-    letters = lengths[is_word]
-    digits = lengths[kinds == _DIGIT]
-    words = len(letters) or 1
-    long = int(np.count_nonzero(letters >= 9))
-    spelled = hashes[is_word]
-    listed, first = _membership(spelled, tables)
-    spelled.sort()
-    different = int(np.count_nonzero(spelled[1:] != spelled[:-1])) + bool(len(spelled))
-    letters_mean, letters_deviation = _spread(letters)
-
-    newlines = (data == _NEWLINE).nonzero()[0]
-    options = _options(data, newlines)
+    options = [found.start() for found in _OPTION.finditer(raw)] if breaks >= OPTIONS else []
     is_choice = len(options) >= OPTIONS
-    stem_ends = int(options[0]) if is_choice else size
-    apart_mean, apart_deviation = _spread(_with(options[1:], size) - options) if is_choice else (0.0, 0.0)
+    stem_ends = options[0] if is_choice else size
+    apart_mean, apart_deviation = _spread(_apart(options, size)) if is_choice else (0.0, 0.0)
     stem = raw[:stem_ends].rstrip()
-    lines = _Lines.of(data, newlines)
-    last = lines.last(raw)
-    calls, methods = _calls(data, starts, ends, is_word, tables) if b"(" in raw else (0, 0)
-    counts = (
-        whole,
-        len(letters),
-        len(newlines) + 1,
-        size / (len(newlines) + 1),
-        long,
-        different,
-        len(digits),
-        int(np.count_nonzero(digits == 4)),
-        stem_ends if is_choice else 0,
-        apart_mean,
-        apart_deviation,
-        _capitalised(data),
-        raw.count(b"```"),
-        raw.count(b"\n    "),
-        raw.count(b"\n\n"),
-        calls,
-        raw.count(b". ") + raw.count(b"? "),
-        len(last),
-        lines.deepest,
-        lines.deep,
-        lines.deeper,
-        lines.longest,
-        methods,
-        last.count(b","),
-        _digits(last),
-        last.count(b"'") + last.count(b'"'),
-        last.count(b" "),
+    tail_digits = _digits(raw[stem_ends:]) / (size - stem_ends or 1) if is_choice else 0
+    indents = _indents(lines) if b"\n " in raw else []
+    last = _last(lines)
+    opened = raw.count(b"(")
+    listed = [0] * _LISTED
+    for word in words:
+        if word in tables.lists:
+            for at in tables.lists[word]:
+                listed[at] += 1
+    found = np.array(
+        [
+            whole,
+            len(words),
+            breaks + 1,
+            size / (breaks + 1),
+            long,
+            different,
+            len(numbers),
+            numbers.count(4),
+            stem_ends if is_choice else 0,
+            apart_mean,
+            apart_deviation,
+            raw.count(b"```"),
+            raw.count(b"\n    "),
+            raw.count(b"\n\n"),
+            opened - raw.count(b" (") - raw.count(b"\n(") if opened else 0,
+            raw.count(b". ") + raw.count(b"? "),
+            len(last),
+            max(indents, default=0),
+            sum(indent >= 8 for indent in indents) if indents else 0,
+            sum(indent >= 12 for indent in indents) if indents else 0,
+            max(map(len, lines)),
+            len(_METHOD.findall(raw)) if opened else 0,
+            last.count(b","),
+            _digits(last),
+            last.count(b"'") + last.count(b'"'),
+            last.count(b" "),
+            *marks[: len(_MARKS)],
+            *listed,
+            (marks[0] + marks[1]) / spoken,
+            long / spoken,
+            (len(words) - bisect_left(lengths, 12)) / spoken,
+            bisect_right(lengths, 3) / spoken,
+            different / spoken,
+            sum(numbers) / (len(numbers) or 1),
+            min(12, max(numbers, default=0)),
+            len(numbers) / spoken,
+            len(options),
+            is_choice,
+            tail_digits,
+            stem.endswith(b"?"),
+            stem.endswith(b":"),
+            b"__" in stem,
+            raw.rstrip().endswith(b"Answer:"),
+            *[marks[at] / size for at in _SHARED],
+            *[listed[at] / spoken for at in _RATED_AT],
+            *(tables.starts.get(words[0], _NO_START) if words else _NO_START),
+        ],
+        np.float32,
     )
-    tail = raw[stem_ends:]
-    ratios = (
-        letters_mean,
-        letters_deviation,
-        long / words,
-        int(np.count_nonzero(letters >= 12)) / words,
-        int(np.count_nonzero(letters <= 3)) / words,
-        different / words,
-        int(digits.sum()) / (len(digits) or 1),
-        min(12, int(digits.max())) if len(digits) else 0,
-        len(digits) / (len(kinds) or 1),
-        len(options),
-        float(is_choice),
-        _digits(tail) / (len(tail) or 1),
-        float(stem.endswith(b"?")),
-        float(stem.endswith(b":")),
-        float(b"__" in stem),
-        float(raw.rstrip().endswith(b"Answer:")),
-    )
-    return np.concatenate(
-        (
-            np.log1p(np.concatenate((np.array(counts, np.float32), marks, listed))),
-            np.array(ratios, np.float32),
-            marks[_shared()] / np.float32(size),
-            listed[_rated()] / np.float32(words),
-            first,
-        )
-    )
-
-
-def _membership(words: Hashes, tables: _Tables) -> tuple[Floats, Floats]:
-    """How many of the words each list holds, and which starts the first word is."""
-    at = tables.listed.searchsorted(words)
-    at[at == len(tables.listed)] = 0
-    is_listed = tables.listed[at] == words
-    listed = np.add.reduce(tables.member[at[is_listed]], axis=0)[: len(_LISTS)]
-    if len(words) and is_listed[0]:
-        return listed, tables.member[at[0], len(_LISTS) :]
-    return listed, np.zeros(len(_STARTS), np.float32)
+    counts = found[:_COUNTED]
+    np.log1p(counts, out=counts)
+    return found
 
 
 def _digits(text: bytes) -> int:
-    return len(text) - len(text.translate(None, _MARKS["digits"]))
+    return len(text) - len(text.translate(None, _DIGITS))
 
 
-def _calls(
-    data: NDArray[np.uint8], starts: Places, ends: Places, is_word: NDArray[np.bool_], tables: _Tables
-) -> tuple[int, int]:
-    """How often a letter, and how often a word after a full stop, is followed by a parenthesis."""
-    opened = (data[1:] == _OPEN).nonzero()[0]
-    calls = np.count_nonzero(tables.kind[data[opened] | 32] == _LETTER)
-    is_dot = data[np.maximum(starts - 1, 0)] == _DOT
-    methods = np.count_nonzero(is_dot & is_word & (data[np.minimum(ends, len(data) - 1)] == _OPEN))
-    return int(calls), int(methods)
-
-
-def _spread(values: Places) -> tuple[float, float]:
+def _spread(values: Sequence[int]) -> tuple[float, float]:
     """Mean and standard deviation, 0 for nothing."""
-    if not len(values):
+    if not values:
         return 0.0, 0.0
-    mean = int(values.sum()) / len(values)
-    return mean, math.sqrt(max(0.0, int(values @ values) / len(values) - mean * mean))
+    mean = sum(values) / len(values)
+    return mean, math.sqrt(max(0.0, sum(map(mul, values, values)) / len(values) - mean * mean))
 
 
-def _options(data: NDArray[np.uint8], newlines: Places) -> Places:
-    """Where the lines "A. ", "(b) ", "C: " begin."""
-    if not len(newlines):
-        return newlines
-    padded = np.append(data, np.zeros(4, np.uint8))
-    letter = newlines + 1 + (padded[newlines + 1] == _OPEN)
-    following, blank = padded[letter + 1], padded[letter + 2]
-    capital = padded[letter] & 0xDF
-    is_option = (capital >= ord("A")) & (capital <= ord("J"))
-    is_option &= (following == _DOT) | (following == _COLON) | (following == ord(")"))
-    is_option &= (blank == _SPACE) | (blank == ord("\t"))
-    return np.asarray(newlines[is_option])
+def _apart(options: Sequence[int], size: int) -> list[int]:
+    """How long each option is."""
+    return [end - start for start, end in zip(options, [*options[1:], size], strict=True)]
 
 
-def _capitalised(data: NDArray[np.uint8]) -> int:
-    if len(data) < 4:
-        return 0
-    before, blank, first, second = data[:-3], data[1:-2], data[2:-1], data[3:]
-    is_inner = ((before >= ord("a")) & (before <= ord("z"))) | (before == ord(","))
-    is_name = (first >= ord("A")) & (first <= ord("Z")) & (second >= ord("a")) & (second <= ord("z"))
-    return int(np.count_nonzero(is_inner & is_name & (blank == _SPACE)))
+def _indents(lines: Sequence[bytes]) -> list[int]:
+    """Of the lines that are not blank."""
+    return [len(line) - len(bare) for line in lines if (bare := line.lstrip(b" "))]
 
 
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """The lines that are not blank."""
-
-    begins: Places
-    ends: Places
-    deepest: int
-    deep: int
-    deeper: int
-    longest: int
-
-    @classmethod
-    def of(cls, data: NDArray[np.uint8], newlines: Places) -> "_Lines":
-        begins = np.empty(len(newlines) + 1, np.int64)
-        ends = np.empty(len(newlines) + 1, np.int64)
-        begins[0], begins[1:] = 0, newlines + 1
-        ends[:-1], ends[-1] = newlines, len(data)
-        solid = _with(((data != _SPACE) & (data != _NEWLINE)).nonzero()[0], len(data))
-        at = solid[solid.searchsorted(begins)]
-        is_full = at < ends
-        begins, ends, indents = begins[is_full], ends[is_full], (at - begins)[is_full]
-        if not len(begins):
-            return cls(begins, ends, 0, 0, 0, 0)
-        deep, deeper = np.count_nonzero(indents >= 8), np.count_nonzero(indents >= 12)
-        return cls(begins, ends, int(indents.max()), int(deep), int(deeper), int((ends - begins).max()))
-
-    def last(self, raw: bytes) -> bytes:
-        """The last line that says something."""
-        for at in range(len(self.begins) - 1, max(-1, len(self.begins) - 3), -1):
-            line = raw[self.begins[at] : self.ends[at]].strip()
-            if line != b"Answer:" and not line.startswith(b"[/"):
-                return line
-        return b""
-
-
-@cache
-def _shared() -> Places:
-    return np.array(_SHARED)
-
-
-@cache
-def _rated() -> Places:
-    return np.array([list(_LISTS).index(name) for name in _RATED])
+def _last(lines: Sequence[bytes]) -> bytes:
+    """The last line that says something."""
+    for line in reversed(lines):
+        bare = line.strip()
+        if bare and bare != b"Answer:" and not bare.startswith(b"[/"):
+            return bare
+    return b""
 
 
 @cache
 def _tables() -> _Tables:
-    kind = np.full(256, 3, np.uint8)
-    kind[list(b" \t\r\n\x0b\x0c")] = _BLANK
-    kind[[*range(ord("a"), ord("z") + 1), *range(128, 256)]] = _LETTER
-    kind[[*range(ord("0"), ord("9") + 1)]] = _DIGIT
-    lower = np.arange(256, dtype=np.uint8)
-    lower[ord("A") : ord("Z") + 1] += 32
-    marks = np.zeros((256, len(_MARKS)), np.float32)
+    classes = bytearray([len(_MARKS)] * 256)
     for at, those in enumerate(_MARKS.values()):
-        marks[list(those), at] = 1
-    powers, inverses = _powers(_BASE), _powers(pow(_BASE, -1, 2**64))
-    bare = _Tables(kind, lower, marks, powers, inverses, np.zeros(0, np.uint64), np.zeros((0, 0), np.float32))
-
-    rows: dict[int, NDArray[np.float32]] = {}
-    for at, group in enumerate((*_LISTS.values(), *_STARTS.values())):
+        for byte in those:
+            classes[byte] = at
+    lists: dict[bytes, tuple[int, ...]] = {}
+    for at, group in enumerate(_LISTS.values()):
         for word in group.split():
-            [hashed] = _tokens(np.frombuffer(word.encode(), np.uint8), bare)[3]
-            rows.setdefault(int(hashed), np.zeros(len(_LISTS) + len(_STARTS), np.float32))[at] = 1
-    ordered = sorted(rows)
-    member = np.array([rows[each] for each in ordered], np.float32)
-    return _Tables(kind, lower, marks, powers, inverses, np.array(ordered, np.uint64), member)
-
-
-def _powers(base: int) -> Hashes:
-    """1, base, base squared and so on, modulo 2**64."""
-    powers = np.full(READ + 1, base, np.uint64)
-    powers[0] = 1
-    return np.multiply.accumulate(powers)
+            lists[word.encode()] = (*lists.get(word.encode(), ()), at)
+    starts: dict[bytes, list[int]] = {}
+    for at, group in enumerate(_STARTS.values()):
+        for word in group.split():
+            starts.setdefault(word.encode(), [0] * len(_STARTS))[at] = 1
+    return _Tables(bytes(classes), lists, starts)

@@ -19,16 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router import turns
-from router.complexity import Score
-from router.features import IS_CHOICE, NAMES, Counted, Floats, count
+from router.features import BITS, IS_CHOICE, NAMES, Counted, Floats, count, spelled
 
-THRESHOLD = 0.69  # with the shipped weights, about a fifth of public exam-type prompts score above it
 EVEN, STEEPNESS = 0.2, 10.0  # the gain whose score is 0.5; a score of 0.69 is a gain of 0.28
 SHIPPED = "gain.npz"
-LARGEST = 4 * 1024 * 1024  # bytes of a weights file that is read
-VERSION = 1
-MOST_BITS = 20
-CLIP, OWN_CLIP = 4.0, 3.0  # standard deviations, over all prompts and within a kind
+LARGEST = 8 * 1024 * 1024  # bytes of a weights file that is read
+VERSION = 2
+MOST_KINDS = 64
+CLIP = 4.0  # standard deviations
 FAR = 1.3  # from this squared distance on, in radii, a prompt is of no kind; up to 1 it is wholly of it
 SEEN = 0.02  # a kind that a prompt resembles less is left out
 REASONS = 4
@@ -48,40 +46,57 @@ KINDS: Final = MappingProxyType(
     }
 )
 
-_KNUTH: Final = np.uint64(0x9E3779B97F4A7C15)
-
 
 class WeightsError(Exception):
     """The weights cannot be used: the file is not one of ours, or of another version. Train again."""
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """A number in 0..1, and what moved it most, in words. `counted`: what it was made of."""
+
+    value: float
+    reasons: tuple[str, ...]
+    counted: Counted | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
-    """All that the score knows. Rows are kinds, columns are `features.NAMES`."""
+    """All that the score knows. Columns of features are `features.NAMES`."""
 
     kinds: NDArray[np.str_]
     mean: Floats
     scale: Floats
-    likeness: Floats  # kinds by features: with `likeness_base`, the logarithm of how likely a prompt is of a kind
-    likeness_base: Floats
-    whitening: Floats  # a matrix for each kind, in whose space the kind is a ball of radius 1 around its mean
-    common: Floats  # weights that hold for every kind
-    common_base: Floats  # one number
+    rows: Floats  # how likely a prompt is of each kind; then each kind's gain; then the gain of what is of no kind
+    bases: Floats  # of each of these rows
+    middle: Floats  # of each kind
+    whitening: Floats  # a matrix for each kind, in whose space the kind is a ball of radius 1 around its middle
     by_hand: Floats  # two rows, set and not learned: what a unit of a plain feature adds above a floor, and the floor
-    own_mean: Floats
-    own_scale: Floats
-    own: Floats
-    own_base: Floats
-    bits: NDArray[np.int64]  # a kind has 2**bits words
     word_scale: Floats
-    words: NDArray[np.int8]  # of all kinds, one after the other
-    offsets: NDArray[np.int64]  # where the words of each kind begin
+    words: NDArray[np.int8]  # a row for each place, a column for each kind
     fifth: Floats  # one number: a fifth of the training prompts score above it
+    spread: Floats  # and the standard deviation of their scores
 
     def shown(self, kind: int) -> str:
         """What a kind is, in words."""
         name = str(self.kinds[kind])
         return KINDS.get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What an operator's own traffic adds to the gain that the weights predict."""
+
+    features: Floats
+    base: float
+    words: NDArray[np.int8]
+    word_scale: float
+
+    def of(self, features: Floats, places: NDArray[np.int64]) -> float:
+        """In points of quality, from standardised features."""
+        summed = int(np.add.reduce(self.words.take(places), dtype=np.int64))
+        words = summed * self.word_scale / math.sqrt(len(places) + 1)
+        return float(self.features @ features) + self.base + words
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +113,8 @@ class Predicted:
     """The gain of heavy over light, in points of quality (0..1), and how known the prompt's kind is."""
 
     gain: float
-    kinds: Floats  # how much each kind's weights counted; the rest to 1 is what all kinds have in common
+    kinds: tuple[tuple[int, float], ...]  # how much each kind counted, where it did; the rest to 1 is of no kind
     features: Floats  # standardised
-    by_hand: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +122,18 @@ class GainScore:
     """The score as `choose` takes it. Loads the shipped weights at the first call, unless it is given some."""
 
     weights: Weights | None = None
+    correction: Correction | None = None
 
     def __call__(self, body: Mapping[str, object]) -> Score:
         """Score the last user turn, or, where it only says "go on", the one that it continues."""
         weights = self.weights or shipped()
         asked = turns.asked(body)
         counted = count(asked.text, asked.length)
-        predicted = predict(counted, weights)
-        lead = ("continues an earlier turn",) if asked.is_earlier else ()
-        return Score(squeezed(predicted.gain), (*lead, *reasons(predicted, weights))[:REASONS])
+        predicted = predict(counted, weights, self.correction)
+        named = reasons(predicted, weights)
+        if asked.is_earlier:
+            named = ("continues an earlier turn", *named)[:REASONS]
+        return Score(squeezed(predicted.gain), named, counted)
 
 
 @cache
@@ -135,9 +152,8 @@ def load(file: BinaryIO) -> Weights:
             found = {name: arrays[name] for name in arrays.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise WeightsError("this is not a weights file") from error
-    if found.get("version", np.array(0)).tolist() != VERSION or found.get("features", np.array("")).tolist() != [
-        *NAMES
-    ]:
+    names = found.get("features", np.array("")).tolist()
+    if found.get("version", np.array(0)).tolist() != VERSION or names != [*NAMES]:
         raise WeightsError("these weights are of another version: train again")
     try:
         weights = Weights(**{each.name: found[each.name] for each in fields(Weights)})
@@ -152,30 +168,23 @@ def _check(weights: Weights) -> None:
     shapes = {
         "mean": (names,),
         "scale": (names,),
-        "likeness": (kinds, names),
-        "likeness_base": (kinds,),
+        "rows": (2 * kinds + 1, names),
+        "bases": (2 * kinds + 1,),
+        "middle": (kinds, names),
         "whitening": (kinds, names, names),
-        "common": (names,),
-        "common_base": (1,),
         "by_hand": (2, names),
-        "own_mean": (kinds, names),
-        "own_scale": (kinds, names),
-        "own": (kinds, names),
-        "own_base": (kinds,),
         "word_scale": (kinds,),
         "fifth": (1,),
+        "spread": (1,),
     }
     for name, shape in shapes.items():
         array = getattr(weights, name)
         if array.shape != shape or array.dtype != np.float32 or not np.isfinite(array).all():
             raise WeightsError(f"{name} is not what it should be: train again")
-    if not kinds or weights.bits.shape != (kinds,) or not ((weights.bits >= 1) & (weights.bits <= MOST_BITS)).all():
-        raise WeightsError("the words of a kind have no size: train again")
-    ends = np.cumsum(1 << weights.bits)
-    if weights.words.dtype != np.int8 or weights.words.shape != (ends[-1],):
-        raise WeightsError("the words do not fit their sizes: train again")
-    if weights.offsets.tolist() != [0, *ends[:-1].tolist()]:
-        raise WeightsError("the words do not begin where they should: train again")
+    if not 0 < kinds <= MOST_KINDS or not (weights.scale > 0).all():
+        raise WeightsError("kinds or scale are not what they should be: train again")
+    if weights.words.dtype != np.int8 or weights.words.shape != (1 << BITS, kinds):
+        raise WeightsError("words is not what it should be: train again")
 
 
 def dump(weights: Weights) -> bytes:
@@ -191,90 +200,75 @@ def squeezed(gain: float) -> float:
     return 1 / (1 + math.exp(-max(-30.0, min(30.0, STEEPNESS * (gain - EVEN)))))
 
 
-def predict(counted: Counted, weights: Weights) -> Predicted:
-    """The mixture of the kinds' predictions."""
+def predict(counted: Counted, weights: Weights, correction: Correction | None = None) -> Predicted:
+    """The mixture of the kinds' predictions, and what own traffic has taught beside it."""
     features = standardised(counted.features, weights)
-    shares = resemblance(features, weights)
-    ruled = by_hand(counted.features, weights.by_hand)
-    common = float(features @ weights.common) + float(ruled.sum())
-    gain = (1 - float(shares.sum())) * (common + float(weights.common_base[0]))
-    for kind in shares.nonzero()[0].tolist():
-        own = float(_own(features, kind, weights) @ weights.own[kind]) + float(weights.own_base[kind])
-        gain += float(shares[kind]) * (common + own + _word_sum(counted, kind, weights))
-    return Predicted(gain, shares, features, ruled)
+    values = (weights.rows @ features + weights.bases).tolist()
+    kinds = len(weights.kinds)
+    shares = _resemblance(values[:kinds], features, weights)
+    gain = by_hand(counted.features, weights) + (1 - sum(share for _, share in shares)) * values[-1]
+    if shares:
+        words = np.add.reduce(weights.words.take(counted.places, axis=0), axis=0, dtype=np.int64).tolist()
+        norm = 1 / math.sqrt(len(counted.places) + 1)
+        for kind, share in shares:
+            gain += share * (values[kinds + kind] + words[kind] * float(weights.word_scale[kind]) * norm)
+    if correction is not None:
+        gain += correction.of(features, counted.places)
+    return Predicted(gain, shares, features)
 
 
-def by_hand(features: Floats, rule: Floats) -> Floats:
-    """What each feature adds by rule: nothing to a multiple-choice question, which asks for a letter."""
-    points, floor = rule
-    return np.asarray(np.maximum(features - floor, 0) * points * (1 - features[..., IS_CHOICE, None]), np.float32)
+def by_hand(features: Floats, weights: Weights) -> float:
+    """What is added by rule: nothing to a multiple-choice question, which asks for a letter."""
+    if features[IS_CHOICE]:
+        return 0.0
+    points, floor = weights.by_hand
+    return float(np.maximum(features - floor, 0) @ points)
 
 
 def standardised(features: Floats, weights: Weights) -> Floats:
     """Features in standard deviations of the training prompts; one prompt, or a row for each."""
-    return _clipped((features - weights.mean) / weights.scale, CLIP)
+    found = features - weights.mean
+    found /= weights.scale
+    np.minimum(found, CLIP, out=found)  # with the next a third of the time that np.clip takes
+    np.maximum(found, -CLIP, out=found)
+    return found
 
 
-def resemblance(features: Floats, weights: Weights) -> Floats:
-    """How much each kind counts: at most 1 in all, 0 for kinds that the prompt resembles too little."""
-    evidence = weights.likeness @ features + weights.likeness_base
-    likelihood = np.exp(evidence - evidence.max())
-    shares = likelihood / likelihood.sum()
-    shares[shares < SEEN] = 0
-    for kind in shares.nonzero()[0].tolist():
-        away = (features - weights.own_mean[kind]) @ weights.whitening[kind]
-        shares[kind] *= min(1.0, max(0.0, (FAR - float(away @ away)) / (FAR - 1)))
-    return np.asarray(shares, np.float32)
+def _resemblance(evidence: list[float], features: Floats, weights: Weights) -> tuple[tuple[int, float], ...]:
+    """How much each kind counts: at most 1 in all, and nothing of a kind that the prompt resembles too little."""
+    top = max(evidence)
+    likely = [math.exp(each - top) for each in evidence]
+    least = SEEN * sum(likely)
+    found = []
+    for kind, likelihood in enumerate(likely):
+        if likelihood >= least:
+            away = (features - weights.middle[kind]) @ weights.whitening[kind]
+            known = min(1.0, (FAR - float(away @ away)) / (FAR - 1))
+            if known > 0:
+                found.append((kind, known * likelihood * SEEN / least))
+    return tuple(found)
 
 
-def _own(features: Floats, kind: int, weights: Weights) -> Floats:
-    return _clipped((features - weights.own_mean[kind]) / weights.own_scale[kind], OWN_CLIP)
-
-
-def _clipped(values: Floats, most: float) -> Floats:
-    clipped: Floats = np.minimum(np.maximum(values, -most), most)  # a third of the time that np.clip takes
-    return clipped
-
-
-def places(hashes: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
-    """Where words and pairs lie among 2**bits."""
-    return ((hashes * _KNUTH) >> np.uint64(64 - bits)).astype(np.int64)
-
-
-def _word_sum(counted: Counted, kind: int, weights: Weights) -> float:
-    """What all different words and pairs add for a kind."""
-    at = places(np.concatenate((counted.words, counted.pairs)), int(weights.bits[kind]))
-    at.sort()
-    different = np.empty(len(at), np.bool_)
-    different[:1] = True
-    np.not_equal(at[1:], at[:-1], out=different[1:])
-    at = at[different]
-    total = int(np.add.reduce(weights.words[at + weights.offsets[kind]], dtype=np.int64))
-    return total * float(weights.word_scale[kind]) / math.sqrt(len(at) + 1)
-
-
-def word_weights(counted: Counted, kind: int, weights: Weights) -> Floats:
-    """What each word, then each pair, adds for a kind; a repeated one adds at its first place only."""
-    hashes = np.concatenate((counted.words, counted.pairs))
-    at, first = np.unique(places(hashes, int(weights.bits[kind])), return_index=True)
-    norm = float(weights.word_scale[kind]) / math.sqrt(len(at) + 1)
-    added = np.zeros(len(hashes), np.float32)
-    added[first] = weights.words[weights.offsets[kind] + at] * norm
-    return added
-
-
-def parts(counted: Counted, weights: Weights) -> list[Part]:
+def parts(text: str, counted: Counted, weights: Weights, correction: Correction | None = None) -> list[Part]:
     """What moved the prediction, the largest first: features against the average prompt of their kind."""
-    predicted = predict(counted, weights)
-    features, shares = predicted.features, predicted.kinds
-    typical = shares @ weights.own_mean
-    by_feature = (features - typical) * weights.common + by_hand(counted.features, weights.by_hand)
-    by_word = np.zeros(len(counted.words) + len(counted.pairs), np.float32)
-    for kind in shares.nonzero()[0].tolist():
-        by_feature += shares[kind] * _own(features, kind, weights) * weights.own[kind]
-        by_word += shares[kind] * word_weights(counted, kind, weights)
+    predicted = predict(counted, weights, correction)
+    features, kinds = predicted.features, len(weights.kinds)
+    norm = 1 / math.sqrt(len(counted.places) + 1)
+    shown, places = spelled(text)
+    by_word = np.zeros(len(places))
+    rest = 1 - sum(share for _, share in predicted.kinds)
+    by_feature = rest * features * weights.rows[-1]
+    for kind, share in predicted.kinds:
+        by_feature += share * (features - weights.middle[kind]) * weights.rows[kinds + kind]
+        by_word += share * norm * float(weights.word_scale[kind]) * weights.words[places, kind]
+    if correction is not None:
+        by_feature += features * correction.features
+        by_word += norm * correction.word_scale * correction.words[places]
+    if not counted.features[IS_CHOICE]:
+        by_feature += np.maximum(counted.features - weights.by_hand[1], 0) * weights.by_hand[0]
+    first = np.unique(places, return_index=True)[1]  # a repeated one adds at its first place only
     found = [Part(name, float(added), is_text=False) for name, added in zip(NAMES, by_feature, strict=True) if added]
-    found += [Part(counted.shown(at), float(by_word[at]), is_text=True) for at in np.flatnonzero(by_word).tolist()]
+    found += [Part(shown[at], float(by_word[at]), is_text=True) for at in first.tolist() if by_word[at]]
     return sorted(found, key=lambda part: -abs(part.added))
 
 
@@ -284,20 +278,19 @@ def reasons(predicted: Predicted, weights: Weights) -> tuple[str, ...]:
 
 
 def _named(predicted: Predicted, weights: Weights) -> Iterator[str]:
-    features, shares = predicted.features, predicted.kinds
-    best = int(shares.argmax())
-    if shares[best] >= 0.5:
+    features, kinds = predicted.features, len(weights.kinds)
+    best, share = max(predicted.kinds, key=lambda each: each[1], default=(0, 0.0))
+    if share >= 0.5:
         yield f"resembles {weights.shown(best)}"
-        own = _own(features, best, weights)
-        added = own * weights.own[best] + (features - weights.own_mean[best]) * weights.common
+        off = features - weights.middle[best]
+        added = off * weights.rows[kinds + best]
     else:
         yield "of no known kind"
-        own = features
-        added = features * weights.common
-    added = added + predicted.by_hand
-    order = np.argsort(-np.abs(added), kind="stable")[:REASONS]
-    least = NOTABLE * float(np.abs(added[order]).sum())
-    for at in order.tolist():
-        if abs(float(added[at])) >= least:
-            much = "much of" if own[at] > 0 else "little of"
-            yield f"{much} '{NAMES[at]}' ({'+' if added[at] > 0 else '-'})"
+        off, added = features, features * weights.rows[-1]
+    much = np.abs(added)
+    order = much.argpartition(-REASONS)[-REASONS:]
+    found = sorted(zip(much[order].tolist(), order.tolist(), strict=True), reverse=True)
+    least = NOTABLE * sum(each for each, _ in found)
+    for each, at in found:
+        if each >= least:
+            yield f"{'much of' if off[at] > 0 else 'little of'} '{NAMES[at]}' ({'+' if added[at] > 0 else '-'})"

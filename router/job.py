@@ -93,7 +93,9 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a job goes, and why. `score` is the complexity in 0..1, None where a rule decided.
+    """Where a job goes, and why: the rule that decided, and its reasons in words.
+
+    `score` in 0..1 and the `threshold` that it was held against are None where no score was asked for.
 
     `left` are the deployments that take it next if this one fails; `tried` those that it was at before, with `spent`
     attempts in all.
@@ -108,6 +110,8 @@ class Route:
     left: tuple[Alternative, ...] = ()
     tried: tuple[str, ...] = ()
     spent: int = 0
+    threshold: float | None = None
+    rule: str = ""
 
     @property
     def lane(self) -> str:

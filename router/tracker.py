@@ -4,11 +4,12 @@ One level for a tenant and a modality: a shared one would let one tenant's hard 
 calls. Replicas decide on a level of their own and add up, now and then, what each has learned since.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from dataclasses import astuple, dataclass, replace
+from statistics import NormalDist
 
 LEAST_DEVIATION = 0.01  # of the scores; so that the threshold also moves where all are alike
-STALE = 40  # decisions that replicas may sum up as if they had been made one after the other
+MOST_REPLICAS = 8  # that make a replica move faster: by more it would waver
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,14 @@ class Target:
             0 <= self.share <= 1 and 0 < self.step <= 1 and self.slack >= 0 and self.burst >= 1 and self.memory >= 1
         ):
             raise ValueError("a share is 0 to 1, a step above 0, a burst and a memory at least 1 call")
+
+    def of_one(self, replicas: int) -> "Target":
+        """For one of so many replicas: it sees a part of the calls and moves so many times as far at each.
+
+        All together then follow drift as one process would, however seldom they tell each other what they learned.
+        """
+        times = min(replicas, MOST_REPLICAS)
+        return replace(self, step=min(1.0, self.step * times), memory=max(1.0, self.memory / times))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +71,12 @@ class Decided:
     level: Level
 
 
-def start(target: Target, *, threshold: float, deviation: float) -> Level:
-    """Where a tenant begins: the threshold and the standard deviation that the scores had in training."""
+def start(target: Target, *, fifth: float, deviation: float) -> Level:
+    """Where a tenant begins: from the score that a fifth exceeded in training, and their standard deviation there."""
+    off = 0.0
+    if 0 < target.share < 1:
+        off = (NormalDist().inv_cdf(1 - target.share) - NormalDist().inv_cdf(0.8)) * deviation
+    threshold = min(1.0, max(0.0, fifth + off))
     return Level(threshold, threshold, max(LEAST_DEVIATION, deviation) ** 2, target.burst)
 
 
@@ -82,75 +95,65 @@ def scored(target: Target, level: Level, score: float) -> Decided:
         is_above = aim >= 1
     tokens = min(target.burst, level.tokens + (1 + target.slack) * target.share)
     is_heavy = is_above and (tokens >= 1 or target.share >= 1)
-    deviation = max(LEAST_DEVIATION, level.variance**0.5)
+    is_capped = is_above and not is_heavy
+    deviation = max(LEAST_DEVIATION, math.sqrt(level.variance))
     off = score - level.mean
-    after = replace(
-        _remembered(target, level, is_forced=False, is_heavy=is_heavy),
-        threshold=min(1.0, max(0.0, level.threshold + target.step * deviation * (is_above - aim))),
-        mean=level.mean + off / target.memory,
-        variance=level.variance + (off * off - level.variance) / target.memory,
-        tokens=tokens - is_heavy,
-        scored=level.scored + 1,
-        scored_heavy=level.scored_heavy + is_heavy,
-        capped=level.capped + (is_above and not is_heavy),
+    after = Level(  # written out: `replace` takes longer than all the rest
+        min(1.0, max(0.0, level.threshold + target.step * deviation * (is_above - aim))),
+        level.mean + off / target.memory,
+        level.variance + (off * off - level.variance) / target.memory,
+        tokens - is_heavy,
+        level.forced_heavy_rate - level.forced_heavy_rate / target.memory,
+        level.scored_rate + (1 - level.scored_rate) / target.memory,
+        level.scored + 1,
+        level.scored_heavy + is_heavy,
+        level.forced,
+        level.forced_heavy,
+        level.capped + is_capped,
     )
-    return Decided(is_heavy, is_above and not is_heavy, after)
+    return Decided(is_heavy, is_capped, after)
 
 
 def forced(target: Target, level: Level, *, is_heavy: bool) -> Level:
     """Count a call that a rule decided. It uses up the budget, and tells nothing of the scores."""
     tokens = min(target.burst, level.tokens + (1 + target.slack) * target.share)
     return replace(
-        _remembered(target, level, is_forced=True, is_heavy=is_heavy),
+        level,
         tokens=max(-target.burst, tokens - is_heavy),
+        forced_heavy_rate=level.forced_heavy_rate + (is_heavy - level.forced_heavy_rate) / target.memory,
+        scored_rate=level.scored_rate - level.scored_rate / target.memory,
         forced=level.forced + 1,
         forced_heavy=level.forced_heavy + is_heavy,
     )
 
 
-def merge(target: Target, base: Level, levels: Sequence[Level]) -> Level:
-    """What replicas that all began at `base` know together; they go on from it.
+def moved(base: Level, level: Level) -> Level:
+    """What was learned since `base`, as differences."""
+    return Level(*(after - before for before, after in zip(astuple(base), astuple(level), strict=True)))
 
-    Few decisions are summed up as if made one after the other. Of many, replicas have each found the same
-    threshold, and the sum would overshoot it: the more there are, the nearer it comes to the mean.
+
+def absorbed(target: Target, level: Level, by: Level, *, replicas: int) -> Level:
+    """A level after one of so many replicas has told what it learned since it last took the common level over.
+
+    Each has learned with `of_one`, and their mean counts; what was counted and spent counts in full.
+    `shares_merge.lua` does the same.
     """
-    made = [level.scored - base.scored for level in levels]
-    calls = [each + level.forced - base.forced for each, level in zip(made, levels, strict=True)]
-    active = sum(each > 0 for each in made)
-    total, all_calls = sum(made), sum(calls)
-    if not all_calls:
-        return base
-    pace = max(1 / max(1, active), min(1.0, STALE / max(1, total)))
-    moved = sum(level.threshold - base.threshold for level in levels)
-
-    def mean(of: Sequence[float], weights: Sequence[int], otherwise: float) -> float:
-        weight = sum(weights)
-        return sum(each * part for each, part in zip(of, weights, strict=True)) / weight if weight else otherwise
-
+    pace = 1 / replicas
     return Level(
-        threshold=min(1.0, max(0.0, base.threshold + pace * moved)),
-        mean=mean([level.mean for level in levels], made, base.mean),
-        variance=mean([level.variance for level in levels], made, base.variance),
-        tokens=min(target.burst, max(-target.burst, base.tokens + sum(level.tokens - base.tokens for level in levels))),
-        forced_heavy_rate=mean([level.forced_heavy_rate for level in levels], calls, base.forced_heavy_rate),
-        scored_rate=mean([level.scored_rate for level in levels], calls, base.scored_rate),
-        scored=base.scored + total,
-        scored_heavy=base.scored_heavy + sum(level.scored_heavy - base.scored_heavy for level in levels),
-        forced=base.forced + all_calls - total,
-        forced_heavy=base.forced_heavy + sum(level.forced_heavy - base.forced_heavy for level in levels),
-        capped=base.capped + sum(level.capped - base.capped for level in levels),
+        threshold=min(1.0, max(0.0, level.threshold + pace * by.threshold)),
+        mean=level.mean + pace * by.mean,
+        variance=max(0.0, level.variance + pace * by.variance),
+        tokens=min(target.burst, max(-target.burst, level.tokens + by.tokens)),
+        forced_heavy_rate=min(1.0, max(0.0, level.forced_heavy_rate + pace * by.forced_heavy_rate)),
+        scored_rate=min(1.0, max(0.0, level.scored_rate + pace * by.scored_rate)),
+        scored=level.scored + by.scored,
+        scored_heavy=level.scored_heavy + by.scored_heavy,
+        forced=level.forced + by.forced,
+        forced_heavy=level.forced_heavy + by.forced_heavy,
+        capped=level.capped + by.capped,
     )
 
 
 def _aim(target: Target, level: Level) -> float:
     """The share of scored calls that leaves room for the forced ones."""
     return min(1.0, max(0.0, (target.share - level.forced_heavy_rate) / max(level.scored_rate, 1e-6)))
-
-
-def _remembered(target: Target, level: Level, *, is_forced: bool, is_heavy: bool) -> Level:
-    rate, scored_rate = level.forced_heavy_rate, level.scored_rate
-    return replace(
-        level,
-        forced_heavy_rate=rate + ((is_forced and is_heavy) - rate) / target.memory,
-        scored_rate=scored_rate + ((not is_forced) - scored_rate) / target.memory,
-    )

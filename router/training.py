@@ -6,15 +6,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from router.features import LENGTH, NAMES, Counted, Floats
-from router.gain import OWN_CLIP, Weights, by_hand, places, predict, squeezed
+from router.features import BITS, IS_CHOICE, LENGTH, NAMES, Counted, Floats
+from router.gain import CLIP, Weights, predict, squeezed
 
 ENOUGH = 300  # rows make a kind of their own
 # How strongly a kind's weights of features, and of words, are shrunk. With many rows the words say more.
 MANY = 1_000  # rows
 RIDGE, MANY_RIDGE = (500.0, 20.0), (3_000.0, 8.0)
 SEEN_TWICE = 2  # a word in fewer prompts of its kind has no weight
-BITS = (10, 17)  # the least and the most that a kind's words get
 SOFT = 0.2  # part of a label that other models' answers to the same prompt explain,
 TASK = 0.3  # and that other prompts of the same task do
 OTHERS_RIDGE, TASK_ROWS = 30.0, 10.0
@@ -25,6 +24,7 @@ REACH = 0.98  # part of a kind's prompts that lie within its radius
 # Points of gain for each unit of the logarithm of a count, above the logarithm of so many words: for what public
 # exam-type prompts lack. They cost a little there, and a kind that has them corrects them.
 BY_HAND = {"words of proof": (0.40, 0), "words of design": (0.30, 1)}
+OWN_CLIP = 3.0  # standard deviations within a kind
 STEPS, PRECISION = 40, 1e-4
 UPPER, DRAWN = 0.2, 4000  # the share above `fifth`, and the rows that it is found from
 SLOPE_CLIP = 4.0
@@ -66,33 +66,27 @@ def train(rows: Sequence[Labelled], *, enough: int = ENOUGH) -> Weights:
         raise TooFewError("heavy is equally better on every row")
     members = [np.flatnonzero(sources == kind) for kind in kinds]
     mean, scale = raw.mean(axis=0, dtype=np.float64), raw.std(axis=0, dtype=np.float64) + 1e-6
-    space = np.clip((raw - mean) / scale, -4.0, 4.0)
+    space = np.clip((raw - mean) / scale, -CLIP, CLIP)
 
     common = _common(raw, scale, gains, members)
     ruled = _by_hand()
-    shared = space @ common + by_hand(raw, ruled).sum(axis=1)
+    shared = space @ common + _ruled(raw, ruled)
     common_base = float(np.mean([(gains[at] - shared[at]).mean() for at in members]))
-    likeness, likeness_base, whitening = _shapes(space, members)
+    likeness, likeness_base, middle, whitening = _shapes(space, members)
     fitted = [_fit_kind([rows[at] for at in those.tolist()], space[those], shared[those]) for those in members]
     weights = Weights(
         kinds=np.array(kinds),
         mean=_single(mean),
         scale=_single(scale),
-        likeness=_single(likeness),
-        likeness_base=_single(likeness_base),
+        rows=_single([*likeness, *(common + each.features for each in fitted), common]),
+        bases=_single([*likeness_base, *(each.base for each in fitted), common_base]),
+        middle=_single(middle),
         whitening=_single(whitening),
-        common=_single(common),
-        common_base=_single([common_base]),
         by_hand=ruled,
-        own_mean=_single([each.mean for each in fitted]),
-        own_scale=_single([each.scale for each in fitted]),
-        own=_single([each.features for each in fitted]),
-        own_base=_single([each.base for each in fitted]),
-        bits=np.array([each.bits for each in fitted], np.int64),
-        offsets=np.cumsum([0, *(1 << each.bits for each in fitted[:-1])]),
-        word_scale=_single([max(1e-9, float(np.abs(each.words).max())) / 127 for each in fitted]),
-        words=np.concatenate([_bytes(each.words) for each in fitted]),
+        word_scale=_single([_step(each.words) for each in fitted]),
+        words=np.column_stack([in_bytes(each.words) for each in fitted]),
         fifth=_single([1.0]),
+        spread=_single([1.0]),
     )
     return _with_fifth(weights, rows)
 
@@ -101,15 +95,27 @@ def _single(values: object) -> Floats:
     return np.asarray(values, np.float32)
 
 
-def _bytes(words: Doubles) -> NDArray[np.int8]:
-    return np.rint(words / max(1e-9, float(np.abs(words).max())) * 127).astype(np.int8)
+def _step(words: Doubles) -> float:
+    """What one of 127 steps of the largest weight is worth."""
+    return max(1e-9, float(np.abs(words).max())) / 127
+
+
+def in_bytes(words: Doubles) -> NDArray[np.int8]:
+    """Weights in 127 steps to either side."""
+    return np.rint(words / _step(words)).astype(np.int8)
 
 
 def _with_fifth(weights: Weights, rows: Sequence[Labelled]) -> Weights:
-    """Note the score that a fifth of the rows exceed."""
+    """Note the score that a fifth of the rows exceed, and how far the scores spread."""
     drawn = np.linspace(0, len(rows) - 1, min(len(rows), DRAWN)).astype(np.int64).tolist()
     scores = [squeezed(predict(rows[at].counted, weights).gain) for at in drawn]
-    return replace(weights, fifth=_single([np.quantile(scores, 1 - UPPER)]))
+    return replace(weights, fifth=_single([np.quantile(scores, 1 - UPPER)]), spread=_single([np.std(scores)]))
+
+
+def _ruled(features: Floats, rule: Floats) -> Doubles:
+    """`gain.by_hand` of many rows."""
+    points, floor = rule
+    return np.asarray(np.maximum(features - floor, 0) @ points * (1 - features[:, IS_CHOICE]), np.float64)
 
 
 def _by_hand() -> Floats:
@@ -137,7 +143,7 @@ def _common(raw: Floats, scale: Doubles, gains: Doubles, members: Sequence[NDArr
     return np.asarray(common)
 
 
-def _shapes(space: Doubles, members: Sequence[NDArray[np.int64]]) -> tuple[Doubles, Doubles, Doubles]:
+def _shapes(space: Doubles, members: Sequence[NDArray[np.int64]]) -> tuple[Doubles, Doubles, Doubles, Doubles]:
     """What tells the kinds apart (a linear discriminant), and how far each spreads in which direction."""
     covariances = [np.cov(space[at], rowvar=False) for at in members]
     round_ = ROUND_SHAPE * np.eye(len(NAMES))
@@ -150,26 +156,24 @@ def _shapes(space: Doubles, members: Sequence[NDArray[np.int64]]) -> tuple[Doubl
         own = vectors / np.sqrt(values)
         distances = (((space[at] - mean) @ own) ** 2).sum(axis=1)
         whitening.append(own / np.sqrt(np.quantile(distances, REACH)))
-    return likeness, -(likeness * means).sum(axis=1) / 2, np.array(whitening)
+    return likeness, -(likeness * means).sum(axis=1) / 2, means, np.array(whitening)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    mean: Doubles
-    scale: Doubles
     features: Doubles
     base: float
-    bits: int
     words: Doubles
 
 
 def _fit_kind(rows: Sequence[Labelled], space: Doubles, shared: Doubles) -> _Kind:
+    """In units of the kind's own spread: what hardly differs within it gets little weight."""
     mean, scale = space.mean(axis=0), space.std(axis=0) + 0.1
     own = np.clip((space - mean) / scale, -OWN_CLIP, OWN_CLIP)
-    bits, words = _words([row.counted for row in rows])
-    wanted = _softened(rows) - shared
-    features, weights, base = _ridge(own, words, 1 << bits, wanted)
-    return _Kind(mean, scale, features, base, bits, weights)
+    ridges = RIDGE if len(rows) < MANY else MANY_RIDGE
+    found, words, base = _ridge(own, _words([row.counted for row in rows]), _softened(rows) - shared, ridges)
+    features = found / scale
+    return _Kind(features, base - float(features @ mean), words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,17 +192,12 @@ class _Sparse:
         return np.asarray(np.bincount(self.at, values[self.row] * self.value, minlength=size), np.float64)
 
 
-def _words(prompts: Sequence[Counted]) -> tuple[int, _Sparse]:
-    hashes = [np.unique(np.concatenate((each.words, each.pairs))) for each in prompts]
-    counts = np.unique(np.concatenate(hashes), return_counts=True)[1]
-    kept = int(np.count_nonzero(counts >= SEEN_TWICE))
-    bits = min(BITS[1], max(BITS[0], int(np.ceil(np.log2(2 * kept + 1)))))
-    found = [np.unique(places(each, bits)) for each in hashes]
-    sizes = np.array([len(each) for each in found])
-    at, row = np.concatenate(found), np.repeat(np.arange(len(found)), sizes)
+def _words(prompts: Sequence[Counted]) -> _Sparse:
+    sizes = np.array([len(each.places) for each in prompts])
+    at, row = np.concatenate([each.places for each in prompts]), np.repeat(np.arange(len(prompts)), sizes)
     value = np.repeat(1 / np.sqrt(sizes + 1.0), sizes)
-    often = np.bincount(at, minlength=1 << bits)[at] >= SEEN_TWICE
-    return bits, _Sparse(at[often], row[often], value[often], len(found))
+    often = np.bincount(at, minlength=1 << BITS)[at] >= SEEN_TWICE
+    return _Sparse(at[often], row[often], value[often], len(prompts))
 
 
 def _softened(rows: Sequence[Labelled]) -> Doubles:
@@ -228,10 +227,12 @@ def _explained(rows: Sequence[Labelled], gains: Doubles) -> Doubles:
     return np.asarray(gains.mean() + space @ slopes)
 
 
-def _ridge(features: Doubles, words: _Sparse, size: int, wanted: Doubles) -> tuple[Doubles, Doubles, float]:
+def _ridge(
+    features: Doubles, words: _Sparse, wanted: Doubles, ridges: tuple[float, float]
+) -> tuple[Doubles, Doubles, float]:
     """Least squares, shrunk, by conjugate gradients. The base is not shrunk."""
-    split = features.shape[1]
-    feature_ridge, word_ridge = RIDGE if len(wanted) < MANY else MANY_RIDGE
+    split, size = features.shape[1], 1 << BITS
+    feature_ridge, word_ridge = ridges
     ease = np.concatenate((np.full(split, feature_ridge**-0.5), np.full(size, word_ridge**-0.5)))
     rows = len(wanted)
 

@@ -24,6 +24,7 @@ from policies.scripts import Script, Scripts, Value
 from policies.tenants import Tenant
 from router.board import Board
 from router.epoch import Epoch
+from router.shares import Shares
 from tests.builders import Bench, a_bench, a_deployment, entries, until
 
 CI, WEB = KeyHolder("acme", "0123456789abcdef", "ci"), KeyHolder("acme", "fedcba9876543210", "web")
@@ -58,7 +59,7 @@ async def ask(bench: Bench, holder: KeyHolder, *, waits: bool = True, scripts: S
         payloads=bench.payloads,
         tenants=bench.tenants,
         deployments=bench.deployments,
-        threshold=0.5,
+        shares=Shares(),
     )
     values = {"model": "small", "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 50}
     return await desk.accept(

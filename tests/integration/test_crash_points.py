@@ -49,6 +49,7 @@ from router.job import Job, JobState
 from router.log import Log, LogUnavailableError, Record
 from router.outbox import Outbox
 from router.replies import Replies
+from router.shares import Shares
 from router.wakeups import Wakeups
 from router.webhooks import Webhooks
 from tests.acceptance.books import Books
@@ -191,7 +192,7 @@ class World:
             payloads=life.of(core.payloads),
             tenants=core.tenants,
             deployments=core.deployments,
-            threshold=0.5,
+            shares=Shares(),
         )
 
     def attempt(self, life: Life) -> Attempt:

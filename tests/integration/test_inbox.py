@@ -16,6 +16,7 @@ from gateway.settings import Settings
 from router import rebuild, topics
 from router.job import JobState
 from router.log import Delivery, Record
+from router.shares import Shares
 from tests.builders import a_body, until
 from tests.servers import LogPlace
 
@@ -98,7 +99,7 @@ async def opened(door: Door, *, works: bool = True) -> AsyncGenerator[None]:
     """With an inbox, and a worker where it `works`."""
     stop = asyncio.Event()
     async with wiring.open_backend(door.core, "echo", CollectorRegistry()) as backend, asyncio.TaskGroup() as tasks:
-        tasks.create_task(wiring.inbox(door.core, door.registry).run(stop))
+        tasks.create_task(wiring.inbox(door.core, door.registry, Shares()).run(stop))
         if works:
             tasks.create_task(wiring.worker(door.core, backend, "echo", CollectorRegistry()).run(stop))
         try:
@@ -239,7 +240,7 @@ async def test_records_without_a_key_are_a_job_each(door: Door) -> None:
 
 async def test_a_record_that_comes_again_after_a_death_is_the_same_job(door: Door) -> None:
     await door.put(reply_topic="acme.replies")
-    first = wiring.inbox(door.core, CollectorRegistry())
+    first = wiring.inbox(door.core, CollectorRegistry(), Shares())
     async with door.core.log.subscribe([topics.INBOX], group="inbox") as subscription:
         taken: list[Delivery] = []
         while not taken:

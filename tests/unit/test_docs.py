@@ -34,6 +34,7 @@ from policies.retries import Failure
 from router import envelope, ledger, topics
 from router.job import TERMINAL, Alternative, Estimate, Job, JobClass, JobState, Payload, Reply, Route
 from router.log import Record
+from router.shares import Shares
 from router.wakeups import Wakeups
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,7 +204,8 @@ def test_the_guide_has_each_metric() -> None:
     FleetMeters(registry)
     WebhookMeters(registry)
     InboxMetrics(registry)
-    counted = Metrics(Inflight(most_requests=1, most_bytes=1), lambda: 0).registry
+    counted = Metrics(Inflight(most_requests=1, most_bytes=1), lambda: 0, Shares()).registry
+    counted = Metrics(Inflight(most_requests=1, most_bytes=1), lambda: 0, Shares()).registry
 
     assert described == {_metric(each) for each in (*registry.collect(), *counted.collect())}
 

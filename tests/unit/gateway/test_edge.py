@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.edge import Edge
 from gateway.metrics import Metrics
 from gateway.reading import HungUpError, Inflight
+from router.shares import Shares
 
 SECRET = "the patient has"
 
@@ -41,7 +42,7 @@ def an_edge(error: Exception, *, begins: bool = False) -> Edge:
             await send({"type": "http.response.start", "status": 200, "headers": []})
         raise error
 
-    return Edge(app, metrics=Metrics(Inflight(most_requests=1, most_bytes=1), lambda: 0))
+    return Edge(app, metrics=Metrics(Inflight(most_requests=1, most_bytes=1), lambda: 0, Shares()))
 
 
 async def test_what_nobody_expected_is_a_500_whose_content_is_nowhere() -> None:

@@ -70,6 +70,8 @@ def test_a_queued_job() -> None:
             "class": "standard",
             "reasons": ["short"],
             "score": 0.21,
+            "threshold": None,
+            "rule": None,
             "queue": "main",
             "estimate_usd": "0.000112",
             "waited_s": None,

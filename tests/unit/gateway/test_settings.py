@@ -73,7 +73,7 @@ def test_the_example_shows_every_setting_of_the_plain_sections_with_its_default(
     shown = load(EXAMPLE, {})
     default = load(None, {})
 
-    left_out = {"mechanism", "username", "password", "ca_file"}
+    left_out = {"mechanism", "username", "password", "ca_file", "mean_usd"}
     sections = ("http", "board", "worker", "sweeper", "files", "kafka", "routing")
     for name in (*sections, "pod_grace_s", "log", "redis", "objects"):
         assert getattr(shown, name) == getattr(default, name)

@@ -1,17 +1,22 @@
 """Rules come before the score, each with its reason; what fits nowhere is told what would."""
 
+import random
 from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
 
 from policies.deployments import Deployment, Modality, Tier
 from policies.pricing import Meter, Price
-from policies.tenants import Tenant
+from policies.tenants import RoutingPolicy, Tenant
 from router.choose import Chosen, NoRoute, choose
-from router.complexity import Score
+from router.gain import Score
+from router.job import Route
+from router.shares import Shares
 
 CHAT = "/v1/chat/completions"
+SIMPLE = {"role": "user", "content": "And in one word?"}
 HARD = "Prove that the square root of 2 is irrational, then discuss why the argument fails for 4."
 LONG = "word " * 10_000
 
@@ -40,6 +45,15 @@ def a_chat(content: object = "Say hello", **more: object) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": content}], **more}
 
 
+def by_hardness(body: Mapping[str, object]) -> Score:
+    """A score that a reader can foresee."""
+    return Score(0.9 if "Prove" in str(body) else 0.1, ("asks for a proof",) if "Prove" in str(body) else ("short",))
+
+
+def a_shares() -> Shares:
+    return Shares(by_hardness, fifth=0.5, deviation=0.1)
+
+
 def decide(
     model: str = "auto",
     body: Mapping[str, object] | None = None,
@@ -47,6 +61,8 @@ def decide(
     tenant: Tenant | None = None,
     endpoint: str = CHAT,
     max_usd: str | None = None,
+    deadline_s: float | None = None,
+    shares: Shares | None = None,
 ) -> Chosen | NoRoute:
     return choose(
         endpoint,
@@ -54,7 +70,9 @@ def decide(
         body or a_chat(),
         tenant=tenant or Tenant("t"),
         deployments={each.name: each for each in deployments or (LIGHT, HEAVY)},
+        shares=shares or a_shares(),
         max_usd=None if max_usd is None else Decimal(max_usd),
+        deadline_s=deadline_s,
     )
 
 
@@ -77,18 +95,12 @@ def test_auto_sends_easy_jobs_to_light_and_hard_ones_to_heavy_by_score() -> None
     assert "asks for a proof" in hard.reasons
 
 
-def test_another_score_and_threshold_can_be_put_in() -> None:
-    def half(body: Mapping[str, object]) -> Score:
-        return Score(0.5, ("half",))
+def test_the_receipt_has_the_rule_the_score_and_the_threshold() -> None:
+    route = chosen(decide("auto", a_chat(HARD))).route
 
-    def tier(threshold: float) -> Tier:
-        deployments = {"small": LIGHT, "big": HEAVY}
-        result = choose(
-            CHAT, "auto", a_chat(), tenant=Tenant("t"), deployments=deployments, threshold=threshold, score=half
-        )
-        return chosen(result).route.tier
-
-    assert (tier(0.5), tier(0.51)) == (Tier.HEAVY, Tier.LIGHT)
+    assert (route.rule, route.score, route.threshold) == ("score", 0.9, 0.5)
+    named = chosen(decide("big")).route
+    assert (named.rule, named.score, named.threshold) == ("named", None, None)
 
 
 @pytest.mark.parametrize(("model", "expected"), [("auto:light", "small"), ("auto:heavy", "big"), ("big", "big")])
@@ -224,11 +236,11 @@ def test_the_estimate_is_priced_exactly_and_unknown_is_none() -> None:
     assert chosen(decide("auto", None, a_deployment("b", usd=None))).estimate.usd is None
 
 
-def test_above_max_usd_the_cheapest_that_fits_is_taken_and_told() -> None:
+def test_a_tier_above_max_usd_is_not_taken_and_that_is_told() -> None:
     route = chosen(decide("auto", a_chat(HARD), max_usd="0.002")).route
 
-    assert route.deployment == "small"
-    assert route.reasons[-1] == "max_usd: the cheapest that fits"
+    assert (route.deployment, route.rule, route.score) == ("small", "max_usd", None)
+    assert route.reasons == ("max_usd: only light is within it",)
 
 
 def test_within_max_usd_nothing_changes() -> None:
@@ -262,4 +274,118 @@ def test_without_any_deployment_the_operator_is_named() -> None:
 
 @pytest.mark.parametrize("body", [{"messages": [None]}, {"messages": [{"role": [], "content": {"a": 1}}]}, {}])
 def test_odd_bodies_are_routed_not_raised(body: dict[str, object]) -> None:
-    assert isinstance(choose(CHAT, "auto", body, tenant=Tenant("t"), deployments={"small": LIGHT}), Chosen)
+    assert isinstance(decide("auto", body, LIGHT), Chosen)
+
+
+# What a model can do, and how long it takes
+
+
+def test_tools_and_schemas_go_only_where_they_are_known() -> None:
+    plain = replace(LIGHT, takes_tools=False, takes_schema=False)
+    tools = chosen(decide("auto", a_chat(tools=[{"type": "function"}]), plain, HEAVY)).route
+    schema = chosen(decide("auto", a_chat(response_format={"type": "json_schema"}), plain, HEAVY)).route
+
+    assert (tools.deployment, tools.rule, tools.reasons) == ("big", "tools", ("only heavy does tools",))
+    assert (schema.deployment, schema.rule, schema.reasons) == ("big", "schema", ("only heavy does a JSON schema",))
+    assert chosen(decide("auto", a_chat(), plain, HEAVY)).route.rule == "score"
+    nobody = refused(decide("small", a_chat(tools=[{"type": "function"}]), plain, HEAVY))
+    assert nobody.code == "no_route" and "tools" in nobody.message and "Would fit: 'big'" in nobody.message
+
+
+def test_a_deadline_keeps_a_job_from_what_is_too_slow_and_refuses_nothing() -> None:
+    slow, slower = replace(LIGHT, typical_s=20.0), replace(HEAVY, typical_s=60.0)
+
+    route = chosen(decide("auto", a_chat(HARD), slow, slower, deadline_s=30.0)).route
+    assert (route.deployment, route.rule) == ("small", "deadline")
+    assert route.reasons == ("deadline: only light is fast enough",)
+    assert chosen(decide("auto", a_chat(HARD), slow, slower, deadline_s=5.0)).route.deployment == "small"
+    assert chosen(decide("auto", a_chat(HARD), slow, slower, deadline_s=90.0)).route.rule == "score"
+
+
+# The tenant's share
+
+
+def test_a_share_of_nothing_and_of_everything_asks_for_no_score() -> None:
+    for share, expected in ((0.0, "small"), (1.0, "big")):
+        route = chosen(decide(tenant=Tenant("t", routing=RoutingPolicy(heavy_share=share)))).route
+        assert (route.deployment, route.rule, route.score) == (expected, "policy", None)
+
+
+def test_the_share_is_held_however_hard_the_prompts_are_and_the_cap_is_told() -> None:
+    shares = a_shares()
+    routes = [chosen(decide("auto", a_chat(HARD), shares=shares)).route for _ in range(500)]
+
+    assert sum(route.tier is Tier.HEAVY for route in routes) <= 125
+    assert any(route.rule == "cap" and route.reasons[0] == "the heavy share is used up" for route in routes)
+
+
+def test_forced_calls_are_counted_and_teach_nothing() -> None:
+    shares = a_shares()
+    for _ in range(50):
+        decide("auto:heavy", shares=shares)
+    decide("big", shares=shares)
+
+    [level] = shares.levels().values()
+    assert (level.forced, level.forced_heavy, level.scored, level.threshold) == (51, 51, 0, 0.5)
+
+
+def test_a_mean_price_keeps_the_mean_of_the_estimates() -> None:
+    tenant = Tenant("t", routing=RoutingPolicy(heavy_share=1.0, mean_usd=Decimal("0.002")))
+    dice, shares, spent = random.Random(1), a_shares(), []
+    shares.scorer = lambda body: Score(dice.random(), ())
+    for _ in range(2_000):
+        usd = chosen(decide("auto", a_chat(max_tokens=1_000), tenant=tenant, shares=shares)).estimate.usd
+        spent.append(float(usd or 0))
+
+    assert sum(spent) / len(spent) == pytest.approx(0.002, rel=0.1)
+
+
+# Sessions
+
+
+def test_a_session_never_goes_down_and_stays_where_its_cache_is() -> None:
+    shares = a_shares()
+    twin = a_deployment("also-big", Tier.HEAVY, usd="9", window=32_768)
+    first = chosen(decide("auto", a_chat(HARD), LIGHT, HEAVY, shares=shares)).route
+    after = {"messages": [*[{"role": "user", "content": HARD}], {"role": "assistant", "content": "..."}, SIMPLE]}
+
+    second = chosen(decide("auto", after, LIGHT, HEAVY, twin, shares=shares)).route
+
+    assert first.deployment == "big"
+    assert (second.tier, second.rule, second.score) == (Tier.HEAVY, "session", None)
+    assert second.deployment == "big"
+    assert second.reasons == ("its session is with heavy", "its prompt cache is there")
+    elsewhere = chosen(decide("auto", after, LIGHT, HEAVY, tenant=Tenant("other"), shares=shares)).route
+    assert elsewhere.rule == "score"
+
+
+def test_a_cache_key_of_the_callers_names_a_session() -> None:
+    shares = a_shares()
+    decide("auto", a_chat(HARD, prompt_cache_key="agent-7"), shares=shares)
+
+    assert chosen(decide("auto", a_chat("ok", prompt_cache_key="agent-7"), shares=shares)).route.rule == "session"
+    assert chosen(decide("auto", a_chat("ok", prompt_cache_key="agent-8"), shares=shares)).route.rule == "score"
+
+
+def test_a_new_question_with_the_same_words_is_no_session() -> None:
+    shares = a_shares()
+    decide("auto", a_chat(HARD), shares=shares)
+
+    assert chosen(decide("auto", a_chat(HARD), shares=shares)).route.rule == "score"
+
+
+# Effort
+
+
+def test_of_a_tier_with_several_efforts_the_score_takes_the_most_or_the_least() -> None:
+    little, much = replace(LIGHT, name="little", effort="low"), replace(LIGHT, name="much", effort="high")
+    shares = a_shares()
+
+    def route(text: str, **more: object) -> Route:
+        return chosen(decide("auto", a_chat(text, **more), little, much, shares=shares)).route
+
+    assert route("Say hello").deployment == "little"
+    assert route(HARD).deployment == "much"
+    assert route(HARD).reasons[-1] == "effort high"
+    assert route(HARD, reasoning_effort="low").deployment == "little"
+    assert {name.axis for name in shares.levels()} == {"tier", "effort.light"}

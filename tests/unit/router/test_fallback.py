@@ -13,6 +13,7 @@ from policies.tenants import Tenant
 from router.choose import Chosen, choose
 from router.fallback import alternatives, moved
 from router.job import Alternative, Estimate, Job, Route
+from router.shares import Shares
 from tests.builders import a_job
 
 CHAT = "/v1/chat/completions"
@@ -35,6 +36,7 @@ def left(
         {"messages": [{"role": "user", "content": "Hello"}], **body},
         tenant=tenant or Tenant("t"),
         deployments={each.name: each for each in deployments},
+        shares=Shares(),
         max_usd=Decimal(max_usd) if max_usd else None,
     )
     assert isinstance(chosen, Chosen)
@@ -97,6 +99,7 @@ def test_a_prompt_over_the_window_goes_to_the_first_fallback_that_holds_it() -> 
                 a_deployment("d", window=65536),
             )
         },
+        shares=Shares(),
     )
 
     assert isinstance(chosen, Chosen)

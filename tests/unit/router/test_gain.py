@@ -9,12 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.deployments import Tier
-from policies.tenants import Tenant
-from router.choose import Chosen, choose
-from router.features import count
+from router.features import NAMES, count
 from router.gain import (
     REASONS,
-    THRESHOLD,
     GainScore,
     Weights,
     WeightsError,
@@ -25,7 +22,8 @@ from router.gain import (
     shipped,
     squeezed,
 )
-from tests.unit.router.test_choose import HEAVY, LIGHT, a_chat
+from router.shares import Shares
+from tests.unit.router.test_choose import a_chat, chosen, decide
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -38,23 +36,15 @@ JSON = st.recursive(
 CHOICE = "Which law says that energy is conserved?\nA. Ohm's\nB. The first\nC. The second\nD. Hooke's\nAnswer:"
 
 
-def test_the_score_is_a_seam_of_the_choice() -> None:
-    deployments = {each.name: each for each in (LIGHT, HEAVY)}
+def test_the_shipped_weights_decide_auto() -> None:
+    shares = Shares.of_shipped_weights()
 
-    chosen = choose(
-        "/v1/chat/completions",
-        "auto",
-        a_chat(CHOICE),
-        tenant=Tenant("t"),
-        deployments=deployments,
-        threshold=THRESHOLD,
-        score=GainScore(),
-    )
+    route = chosen(decide("auto", a_chat(CHOICE), shares=shares)).route
 
-    assert isinstance(chosen, Chosen)
-    assert chosen.route.score is not None
-    assert chosen.route.tier is (Tier.HEAVY if chosen.route.score >= THRESHOLD else Tier.LIGHT)
-    assert chosen.route.reasons
+    assert route.score is not None and route.threshold is not None
+    assert route.threshold == pytest.approx(shares.fifth)
+    assert route.tier is (Tier.HEAVY if route.score > route.threshold else Tier.LIGHT)
+    assert route.reasons
 
 
 @given(st.dictionaries(st.sampled_from(["messages", "input", "prompt"]), JSON, max_size=3))
@@ -72,7 +62,9 @@ def test_reasons_never_hold_words_of_the_prompt() -> None:
 
 
 def test_the_score_of_a_prompt_is_always_the_same() -> None:
-    assert GainScore()(a_chat(CHOICE)) == GainScore()(a_chat(CHOICE))
+    one, other = GainScore()(a_chat(CHOICE)), GainScore()(a_chat(CHOICE))
+
+    assert (one.value, one.reasons) == (other.value, other.reasons)
 
 
 def test_a_turn_that_only_says_go_on_is_scored_as_the_one_before() -> None:
@@ -91,20 +83,27 @@ def test_a_turn_that_only_says_go_on_is_scored_as_the_one_before() -> None:
 
 def test_the_parts_add_up_to_what_sets_a_prompt_apart() -> None:
     weights = shipped()
-    one, other = count(CHOICE), count(CHOICE.replace("The first", "The third"))
+    texts = CHOICE, CHOICE.replace("The first", "The third")
+    one, other = map(count, texts)
     assert one.features.tolist() == other.features.tolist()
 
     apart = predict(one, weights).gain - predict(other, weights).gain
 
-    by_parts = [sum(part.added for part in parts(each, weights)) for each in (one, other)]
+    by_parts = [sum(part.added for part in parts(text, count(text), weights)) for text in texts]
     assert apart != 0
     assert by_parts[0] - by_parts[1] == pytest.approx(apart, abs=1e-6)
+
+
+def test_parts_show_words_and_pairs_as_they_were_written() -> None:
+    shown = {part.words for part in parts(CHOICE, count(CHOICE), shipped()) if part.is_text}
+
+    assert {"energy", "which law"} <= shown
 
 
 def test_a_prompt_like_nothing_seen_is_of_no_known_kind() -> None:
     predicted = predict(count("<<<>>> ||| " * 200), shipped())
 
-    assert predicted.kinds.sum() == 0
+    assert predicted.kinds == ()
 
 
 def test_squeezing_keeps_the_order() -> None:
@@ -134,9 +133,9 @@ def test_other_files_are_refused(raw: bytes) -> None:
     "damaged",
     [
         {"words": np.zeros(3, np.int8)},
-        {"own": np.zeros((2, 5), np.float32)},
-        {"common": np.full(107, np.nan, np.float32)},
-        {"bits": np.array([60] * 7)},
+        {"rows": np.zeros((2, 5), np.float32)},
+        {"mean": np.full(len(NAMES), np.nan, np.float32)},
+        {"scale": np.zeros(len(NAMES), np.float32)},
     ],
 )
 def test_weights_that_do_not_fit_together_are_refused(damaged: dict[str, np.ndarray]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.tracker import Level, Target, forced, merge, scored, share_for, start
+from router.tracker import Level, Target, absorbed, forced, moved, scored, share_for, start
 
 TARGET = Target(0.2)
 WINDOW = 500
@@ -23,7 +23,7 @@ def drifting(calls: int, seed: int) -> Iterator[float]:
 
 
 def a_start() -> Level:
-    return start(TARGET, threshold=0.534, deviation=0.1)
+    return start(TARGET, fifth=0.534, deviation=0.1)
 
 
 def shares(decisions: Sequence[bool]) -> list[float]:
@@ -44,23 +44,27 @@ def test_every_window_keeps_near_the_share_while_traffic_drifts(seed: int) -> No
     assert level.heavy_share == sum(decisions) / len(decisions)
 
 
+@pytest.mark.parametrize("every", [5, 30, 400])
+@pytest.mark.parametrize("replicas", [4, 8])
 @pytest.mark.parametrize("seed", range(3))
-def test_replicas_that_merge_now_and_then_keep_the_share_together(seed: int) -> None:
-    base, decisions = a_start(), []
-    replicas = [base] * 4
+def test_replicas_that_tell_each_other_now_and_then_keep_the_share_together(
+    seed: int, replicas: int, every: int
+) -> None:
+    common, decisions = a_start(), []
+    bases, levels = [common] * replicas, [common] * replicas
+    own = TARGET.of_one(replicas)
     dice = random.Random(seed)
-    for at, score in enumerate(drifting(24_000, seed)):
-        which = dice.randrange(4)
-        decided = scored(TARGET, replicas[which], score)
-        replicas[which] = decided.level
+    for score in drifting(24_000, seed):
+        which = dice.randrange(replicas)
+        decided = scored(own, levels[which], score)
+        levels[which] = decided.level
         decisions.append(decided.is_heavy)
-        if at % 40 == 39:
-            base = merge(TARGET, base, replicas)
-            replicas = [base] * 4
+        if dice.randrange(every) == 0:
+            common = absorbed(TARGET, common, moved(bases[which], levels[which]), replicas=replicas)
+            bases[which] = levels[which] = common
 
     assert all(0.15 <= share <= 0.25 for share in shares(decisions))
-    assert base.scored == 24_000
-    assert base.scored_heavy == sum(decisions)
+    assert common.scored + sum(level.scored - base.scored for level, base in zip(levels, bases, strict=True)) == 24_000
 
 
 def test_forced_heavy_calls_are_paid_from_the_same_budget() -> None:
@@ -99,7 +103,7 @@ def test_an_attack_with_hard_prompts_cannot_pass_the_cap() -> None:
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (1.0, 1000)])
 def test_no_share_is_never_heavy_and_all_of_it_always(share: float, expected: int) -> None:
     target = Target(share)
-    level, heavy = start(target, threshold=0.5, deviation=0.1), 0
+    level, heavy = start(target, fifth=0.5, deviation=0.1), 0
     for score in drifting(1_000, 2):
         decided = scored(target, level, score)
         level, heavy = decided.level, heavy + decided.is_heavy
@@ -110,7 +114,7 @@ def test_no_share_is_never_heavy_and_all_of_it_always(share: float, expected: in
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=600), st.floats(0.01, 0.99))
 def test_whatever_the_scores_the_cap_holds_and_the_level_stays_sound(values: list[float], share: float) -> None:
     target = Target(share)
-    level, heavy = start(target, threshold=0.5, deviation=0.0), 0
+    level, heavy = start(target, fifth=0.5, deviation=0.0), 0
     for value in values:
         decided = scored(target, level, value)
         level, heavy = decided.level, heavy + decided.is_heavy
@@ -120,14 +124,21 @@ def test_whatever_the_scores_the_cap_holds_and_the_level_stays_sound(values: lis
     assert level.variance >= 0
 
 
-def test_merging_nothing_changes_nothing_and_one_replica_alone_keeps_what_it_learned() -> None:
+def test_learning_nothing_changes_nothing_and_one_replica_alone_keeps_what_it_learned() -> None:
     base = a_start()
     alone = base
     for score in drifting(400, 3):
         alone = scored(TARGET, alone, score).level
 
-    assert merge(TARGET, base, [base, base]) == base
-    assert merge(TARGET, base, [alone, base]).threshold == pytest.approx(alone.threshold)
+    assert absorbed(TARGET, base, moved(base, base), replicas=2) == base
+    assert absorbed(TARGET, base, moved(base, alone), replicas=1).threshold == pytest.approx(alone.threshold)
+
+
+def test_another_share_begins_at_another_threshold() -> None:
+    fifth, tenth, most = (start(Target(share), fifth=0.6, deviation=0.1).threshold for share in (0.2, 0.1, 0.9))
+
+    assert fifth == pytest.approx(0.6)
+    assert most < fifth < tenth
 
 
 def test_a_mean_price_is_a_share() -> None:
