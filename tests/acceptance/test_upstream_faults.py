@@ -111,12 +111,16 @@ class Answer:
 
 @dataclass(slots=True)
 class Seen:
-    """A fault from both sides: the answer, the primary's calls until then, and its answers after it did well again."""
+    """A fault from both sides.
+
+    The answer, the primary's calls until then, those of its spare, and what was answered after it did well again.
+    """
 
     answer: Answer
     calls: list[Mapping[str, Any]]
     job: dict[str, Any]
     after: list[Answer]
+    spares: list[Mapping[str, Any]]
 
     @property
     def offsets(self) -> list[float]:
@@ -140,6 +144,7 @@ class Drill:
     ours: Pointsman
     http: httpx2.AsyncClient
     upstream: OpenAIDouble
+    spare: OpenAIDouble
 
     async def ask(self, model: str) -> Answer:
         """One caller who reads a stream to its end."""
@@ -169,7 +174,9 @@ class Drill:
         calls = [call for call in seen.calls if call["model"] == model]
         await asyncio.to_thread(self.upstream.heal, model)
         after = [answer async for answer in self._until_back(name)]
-        return Seen(answer, calls, await self._job(answer), after)
+        job = await self._job(answer)
+        spares = await asyncio.to_thread(self.spare.calls, job["id"].removeprefix("job_")) if job else None
+        return Seen(answer, calls, job, after, [*spares.calls] if spares else [])
 
     async def _until_back(self, name: str) -> AsyncIterator[Answer]:
         until = time.time() + BACK_S
@@ -226,7 +233,7 @@ def settings(faulty: OpenAIDouble, spare: OpenAIDouble, down_port: int) -> dict[
             **primaries,
             "down": at(f"http://127.0.0.1:{down_port}/v1", PACE, "spare"),
             "spare": at(f"{spare.url}/v1", PACE),
-            "other": at(f"{spare.url}/v1", "echo"),
+            "other": at(f"{spare.url}/v1", "tools+pace-1000"),
             "no-prefill": at(f"{spare.url}/v1", f"no-prefill+{PACE}"),
             "large": {**at(f"{spare.url}/v1", PACE), "window": 65536},
         },
@@ -244,15 +251,17 @@ def drill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, 
         openai_double() as spare,
         pointsman(folder, settings(faulty, spare, ports[3]), **environ) as ours,
     ):
-        yield asyncio.run(_run(ours, faulty, ports))
+        yield asyncio.run(_run(ours, faulty, spare, ports))
 
 
-async def _run(ours: Pointsman, faulty: OpenAIDouble, ports: list[int]) -> tuple[dict[str, Seen], Outage]:
+async def _run(
+    ours: Pointsman, faulty: OpenAIDouble, spare: OpenAIDouble, ports: list[int]
+) -> tuple[dict[str, Seen], Outage]:
     up = await ours.up(ports[0]).ready()
     headers = {"authorization": f"Bearer {ours.key}"}
     limits = httpx2.Limits(max_connections=200)
     async with httpx2.AsyncClient(base_url=up.url, headers=headers, timeout=100, limits=limits) as http:
-        running = Drill(ours, http, faulty)
+        running = Drill(ours, http, faulty, spare)
         faults = asyncio.gather(*map(running.fault, FAULTS))
         outage, seen = await asyncio.gather(running.outage(ports[3]), faults)
         return dict(zip(FAULTS, seen, strict=True)), outage
@@ -334,6 +343,8 @@ def test_a_cut_stream_that_cannot_go_on_ends_with_an_error_and_not_as_a_success(
     assert answer.error is not None and answer.error["code"] == "stream_broken"
     assert set(answer.error) == {"message", "type", "param", "code"}
     assert answer.finish == [] and not answer.is_done
+    assert seen["cut-otherwise"].job["status"] == "cancelled"
+    assert [call["state"] for call in seen["cut-otherwise"].spares] == ["aborted"], "nobody is to pay for the rest"
 
 
 def test_a_stream_that_stalls_is_ended_in_time(seen: dict[str, Seen]) -> None:

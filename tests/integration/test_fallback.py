@@ -15,20 +15,27 @@ from redis.asyncio import Redis
 
 from consumers.backend import Answer, BackendError, OnChunk, SoFar
 from consumers.backend_echo import EchoBackend
+from consumers.backend_gpu import GpuBackend
+from consumers.places import Places
 from consumers.worker import Worker
 from policies.conditions import Conditions
 from policies.cooldown import CooldownRule, Go, Probe
-from policies.deployments import Deployment, Fallback, Limits, Modality, Tier
+from policies.deployments import Deployment, Fallback, Limits, Modality, Tier, Timeouts
+from policies.fleets import Fleet, Listed
 from policies.pricing import Basis, Usage
 from policies.quota import Granted, deployment_scope
 from policies.retries import Failure, RetryRule
+from policies.retrybudget import SPARE
 from policies.scripts import Scripts
 from policies.tenants import Tenant
 from router import envelope
 from router.fallback import alternatives, moved
 from router.job import Alternative, Estimate, Job, JobState, Route
-from tests.builders import Bench, a_bench, a_deployment, until
+from tests.builders import Bench, a_bench, a_body, a_deployment, until
+from tests.engines import engine_double
+from tools.kafka.broker import free_ports
 
+SHORT = a_body("Hello", max_tokens=4)
 CAREFUL = Tenant("careful", reruns_allowed=False)
 ESTIMATE = Estimate(10, 20)
 SPENT = Usage(input=5, output=2, basis=Basis.ESTIMATED)
@@ -338,3 +345,62 @@ async def test_a_probe_that_was_broken_off_makes_room_for_another(redis: "Redis"
     await worker.released("first", "p:1")
 
     assert isinstance(await worker.ask("first", "q:1"), Probe)
+
+
+async def test_retries_keep_within_their_budget_and_the_rest_goes_on(bench: Bench) -> None:
+    bench.cooldown = CooldownRule(failures=1000)
+    backend = failing(Failure.BACKEND_ERROR)
+    jobs = [await bench.queued(route=a_route("second")) for _ in range(100)]
+    bench.deployments["second"] = replace(bench.deployments["second"], limits=Limits())
+    async with working(bench.worker(backend)):
+        views = await bench.ended(*jobs, within=30)
+
+    assert {view.state for view in views} == {JobState.COMPLETED}
+    assert backend.calls["first"] - len(jobs) <= 0.2 * len(jobs) + SPARE + 3, "and one more each ten seconds"
+
+
+# Replicas
+
+
+def a_fleet(*urls: str, fallback: tuple[Fallback, ...] = ()) -> Deployment:
+    fleet = Fleet(Listed(urls), probe_s=0.1, slow_start_s=0.0)
+    timeouts = Timeouts(connect=1.0, first_token=5.0, read=5.0, total=20.0)
+    return Deployment("first", "gpu", "any", Tier.LIGHT, fleet=fleet, fallback=fallback, timeouts=timeouts)
+
+
+@asynccontextmanager
+async def a_gpu_worker(redis: "Redis", folder: Path, *deployments: Deployment) -> AsyncGenerator[tuple[Bench, Worker]]:
+    async with (
+        a_bench(redis, folder, deployments=deployments) as bench,
+        GpuBackend.open({}, places=Places(Scripts(redis)), deployments=deployments) as backend,
+    ):
+        worker = bench.worker(backend, name="gpu")
+        async with working(worker):
+            yield bench, worker
+
+
+async def test_jobs_of_a_deployment_without_a_replica_go_on(redis: "Redis", tmp_path: Path) -> None:
+    [nobody] = free_ports(1)
+    with engine_double() as spare:
+        first = a_fleet(f"http://127.0.0.1:{nobody}", fallback=(Fallback("second"),))
+        second = Deployment("second", "gpu", "any", Tier.LIGHT, url=spare.url)
+        async with a_gpu_worker(redis, tmp_path, first, second) as (bench, _):
+            jobs = [await bench.queued(route=replace(a_route("second"), backend="gpu"), body=SHORT) for _ in range(20)]
+            views = await bench.ended(*jobs)
+
+    assert {(view.state, view.job.route.deployment) for view in views} == {(JobState.COMPLETED, "second")}
+
+
+async def test_what_one_replica_does_is_not_held_against_the_deployment(redis: "Redis", tmp_path: Path) -> None:
+    with engine_double() as good, engine_double() as bad:
+        await bad.become("liar")
+        first = a_fleet(good.url, bad.url, fallback=(Fallback("second"),))
+        second = Deployment("second", "gpu", "any", Tier.LIGHT, url=good.url)
+        async with a_gpu_worker(redis, tmp_path, first, second) as (bench, worker):
+            jobs = [await bench.queued(route=replace(a_route("second"), backend="gpu"), body=SHORT) for _ in range(30)]
+            views = await bench.ended(*jobs, within=30)
+            cooling = await worker.attempt.onward.conditions.cooling("first")
+        failed = (await bad.calls())["total"]
+
+    assert {(view.state, view.job.route.deployment) for view in views} == {(JobState.COMPLETED, "first")}
+    assert failed > 0 and cooling is None
