@@ -31,7 +31,7 @@ from policies.tenants import Tenant
 from router import envelope
 from router.fallback import alternatives, moved
 from router.job import Alternative, Estimate, Job, JobState, Route
-from tests.builders import Bench, a_bench, a_body, a_deployment, until
+from tests.builders import Bench, a_bench, a_body, a_deployment, an_event, until
 from tests.engines import engine_double
 from tools.kafka.broker import free_ports
 
@@ -345,6 +345,27 @@ async def test_a_probe_that_was_broken_off_makes_room_for_another(redis: "Redis"
     await worker.released("first", "p:1")
 
     assert isinstance(await worker.ask("first", "q:1"), Probe)
+
+
+async def test_a_probe_whose_job_is_cancelled_makes_room_for_another(bench: Bench) -> None:
+    bench.cooldown = CooldownRule(first=0.01)
+    worker = bench.worker(Flaky())
+    known = worker.attempt.onward.conditions
+    for number in range(3):
+        await known.failed("lone", Failure.CUT, job=f"j{number}", call=f"j{number}:1", retry_after=None)
+    async with working(worker):
+        job = await bench.queued("wait:30", route=a_route(first="lone"))
+        await until(lambda: _is(bench, job, JobState.RUNNING))
+        assert await known.cooling("lone") is not None, "others wait for it"
+
+        await bench.board.cancel("acme", job.id, an_event(job, JobState.CANCELLED))
+        await bench.ended(job)
+
+    assert isinstance(await known.ask("lone", "q:1"), Probe)
+
+
+async def _is(bench: Bench, job: Job, state: JobState) -> bool:
+    return await bench.state(job) is state
 
 
 async def test_retries_keep_within_their_budget_and_the_rest_goes_on(bench: Bench) -> None:
