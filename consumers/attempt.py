@@ -139,11 +139,14 @@ class Attempt:
     _woken: set[str] = field(default_factory=set)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _said_at: float = -math.inf
+    places: PlacedBackend | None = field(init=False)
     _scopes: Scopes = field(init=False)
     unsaved: Unsaved = field(init=False)
     conversations: Conversations = field(init=False)
 
     def __post_init__(self) -> None:
+        # Once: to ask whether something has the methods of a protocol takes longer than most steps of a job.
+        self.places = self.backend if isinstance(self.backend, PlacedBackend) else None
         self.unsaved = Unsaved(self.clock)
         self.conversations = Conversations(self.board, self.payloads)
         self._scopes = Scopes(self.tenants, self.deployments)
@@ -404,10 +407,8 @@ class _OneAttempt:
 
     async def _has_place(self, job: Job) -> bool:
         """Whether a replica has room. If not, nothing was begun and nothing counts."""
-        backend = self._steps.backend
-        return not isinstance(backend, PlacedBackend) or await backend.take_place(
-            job, self._deployment, attempt=self._number
-        )
+        places = self._steps.places
+        return places is None or await places.take_place(job, self._deployment, attempt=self._number)
 
     async def _unplaced(self, job: Job) -> Outcome:
         """Its replicas are full, and it waits for them; or there are none to wait for."""
@@ -420,8 +421,8 @@ class _OneAttempt:
 
     def leave_place(self) -> None:
         """It makes no call, or none any more."""
-        if isinstance(self._steps.backend, PlacedBackend):
-            self._steps.backend.leave_place(self._job, self._deployment, attempt=self._number)
+        if self._steps.places is not None:
+            self._steps.places.leave_place(self._job, self._deployment, attempt=self._number)
 
     async def _with_body(self) -> Job:
         job = self._job

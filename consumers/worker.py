@@ -12,7 +12,6 @@ from ulid import ULID
 
 from consumers import intake
 from consumers.attempt import Attempt, Stop
-from consumers.backend import PlacedBackend
 from consumers.breaker import Breaker
 from consumers.dead import bury
 from consumers.fair import Turn
@@ -77,9 +76,9 @@ class Worker:
 
     def __post_init__(self) -> None:
         self._schedule = Schedule(self.deployments, self.attempt.gate, self._weight, self.bounds.slots)
-        if isinstance(self.attempt.backend, PlacedBackend):
-            self._schedule.room = self.attempt.backend.room
-            self._schedule.is_away = self.attempt.backend.is_away
+        if self.attempt.places is not None:
+            self._schedule.room = self.attempt.places.room
+            self._schedule.is_away = self.attempt.places.is_away
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; then finish what runs, as far as `drain_s` allows, and give back the rest."""
