@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from math import ceil
 from types import MappingProxyType
 from typing import Literal
 
@@ -19,11 +20,11 @@ from policies.quota import Exhausted, Granted, Quotas, Rooms, Scope, Shadow, Wai
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
 from router import envelope, responses
-from router.board import Accepted, Board, JobView, KeyReused, QueueFull, Same
+from router.board import Accepted, BatchOver, Board, JobView, KeyReused, QueueFull, Same
 from router.choose import Chosen, NoRoute, choose
 from router.conversations import Conversations, Kept, Packed
 from router.epoch import Epoch
-from router.job import Job, JobState, Reply
+from router.job import Job, JobClass, JobState, Line, Reply
 from router.log import Log, LogUnavailableError
 from router.outbox import reservation_id, unclaimed_name
 from router.payloads import Payloads, body_path
@@ -43,6 +44,8 @@ INLINE_BODY = 256 * 1024
 HOLD_S = 60.0  # a waiting caller's place among the concurrent ones, until a worker renews it
 EARLIER_REQUEST_S = 1.0  # longer than the log takes to confirm on any good day
 LOOK_S = 0.1
+LINES_PART = 0.75  # of a tenant's unfinished jobs: the rest is for jobs that are no lines of batches
+LINE_KEPT_S = 86_400.0  # beyond its deadline; its result is in a file of the batch long before
 
 
 def _ignore(_: int) -> None:
@@ -70,6 +73,10 @@ class OverQuotaError(Exception):
 
 class QueueFullError(Exception):
     """The tenant has as many unfinished jobs as it may."""
+
+
+class BatchOverError(Exception):
+    """The job is a line of a batch that takes no more of them."""
 
 
 class IdempotencyKeyReusedError(Exception):
@@ -122,12 +129,14 @@ class Desk:
         deadline_s: float | None = None,
         hold: Callable[[int], None] = _ignore,
         reply: Reply | None = None,
+        line: Line | None = None,
     ) -> Acceptance:
         """Return once the log has the job. With a `channel` the caller waits: quota is reserved now or refused now.
 
         Callers other than HTTP may give the `job_id` (a ULID, the same for the same work: twice is then once), and a
         `deadline_s` that stands above the request's and the tenant's. `hold` is told how many bytes more are held.
-        `reply` is where the job's answer goes.
+        `reply` is where the job's answer goes. A batch's `line` is of class bulk, and its result is kept until
+        the batch has it.
         Raises the errors of this module, `LogUnavailableError`, `BoardUnavailableError`, `PayloadUnavailableError`.
         """
         if self.epoch.fault is not None:  # an idempotency key would be taken for a new one
@@ -146,6 +155,10 @@ class Desk:
         job = _job(job_id, holder, tenant, asked, chosen, endpoint=endpoint, raw=raw, traceparent=traceparent)
         if deadline_s is None:
             deadline_s = min(asked.wishes.deadline_s or tenant.deadline_s, tenant.deadline_s)
+        most_unfinished = tenant.max_unfinished
+        if line is not None:
+            job = replace(job, line=line, job_class=JobClass.BULK, result_ttl_s=deadline_s + LINE_KEPT_S)
+            most_unfinished = ceil(most_unfinished * LINES_PART)
         scopes, granted = None, Granted()
         if channel:
             scopes = self._scopes(tenant, holder, chosen.route.deployment)
@@ -162,7 +175,7 @@ class Desk:
                 headers=headers,
                 deadline_s=deadline_s,
                 idempotency=_digests(idempotency_key, endpoint, raw),
-                most_unfinished=tenant.max_unfinished,
+                most_unfinished=most_unfinished,
                 most_in_class=tenant.max_in_class,
                 channel=channel,
                 unclaimed=_unclaimed(job, scopes),
@@ -268,7 +281,7 @@ class Desk:
         return JobView.of(job, state)
 
     async def _refused(
-        self, answer: Same | KeyReused | QueueFull, again: Job, conversation: Packed | None, channel: str
+        self, answer: Same | KeyReused | QueueFull | BatchOver, again: Job, conversation: Packed | None, channel: str
     ) -> Acceptance:
         match answer:
             case Same(known):
@@ -277,6 +290,8 @@ class Desk:
                 raise IdempotencyKeyReusedError
             case QueueFull():
                 raise QueueFullError
+            case BatchOver():
+                raise BatchOverError
 
     async def _confirmed(self, job_id: str, again: Job, conversation: Packed | None, channel: str) -> JobView:
         """The job of an earlier request with the same body, once the log has it.

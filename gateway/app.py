@@ -7,6 +7,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.edge import Edge
+from gateway.endpoints.batches import BatchesApi
 from gateway.endpoints.chat import Chat
 from gateway.endpoints.files import FilesApi
 from gateway.endpoints.health import Health
@@ -55,7 +56,7 @@ class _Endpoint:
 def routes(services: Services) -> list[Route]:
     """All addresses, the busiest first."""
     chat, jobs, models, health = Chat(services), Jobs(services), Models(services), Health(services)
-    files = FilesApi(services)
+    files, batches = FilesApi(services), BatchesApi(services)
     responses = Responses(services)
     return [
         _route("POST", "/v1/chat/completions", chat.create),
@@ -82,6 +83,11 @@ def routes(services: Services) -> list[Route]:
         _route("GET", "/v1/files/{id}", files.retrieve),
         _route("GET", "/v1/files/{id}/content", files.content),
         _route("DELETE", "/v1/files/{id}", files.delete),
+        _route("POST", "/v1/batches", batches.create),
+        _route("GET", "/v1/batches", batches.page),
+        _route("GET", "/v1/batches/{id}", batches.retrieve),
+        _route("POST", "/v1/batches/{id}/cancel", batches.cancel),
+        _route("GET", "/v1/batches/{id}/events", batches.events),
         _route("GET", "/healthz", health.healthz),
         _route("GET", "/readyz", health.readyz),
         _route("GET", "/metrics", health.metrics),

@@ -72,7 +72,7 @@ class Asked:
             include_usage=include_usage,
             is_async=is_async,
             store=flag(values, "store"),
-            metadata=_metadata(values),
+            metadata=metadata_of(values),
             wishes=_wishes(values),
         )
 
@@ -103,7 +103,8 @@ def _job_class(values: Values) -> JobClass:
     return JobClass.STANDARD if tier is None else CLASSES[a_choice(tier, "service_tier", CLASSES)]
 
 
-def _metadata(values: Values) -> dict[str, str]:
+def metadata_of(values: Values) -> dict[str, str]:
+    """The pairs of a request, as OpenAI bounds them. Raises `InvalidRequestError`."""
     if (given := values.get("metadata")) is None:
         return {}
     pairs = an_object(given, "metadata")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from starlette.types import Receive
@@ -37,6 +37,12 @@ class Caller:
         """The caller hung up."""
         self.is_gone = True
         self.woken.set()
+
+    async def sleep(self, seconds: float) -> None:
+        """Until woken, or so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.woken.wait()
 
 
 @asynccontextmanager
@@ -96,14 +102,14 @@ class Delivery:
         Raises `UnknownJobError`, `OverloadedError`, `LostSightError`.
         """
         ends = asyncio.get_running_loop().time() + seconds
-        with self._following(tenant, job_id, caller):
+        with self.following(f"{tenant} {job_id}", caller):
             while True:
                 caller.woken.clear()
                 view = await self._look(tenant, job_id)
                 left = ends - asyncio.get_running_loop().time()
                 if view.state.is_terminal or caller.is_gone or left <= 0:
                     return view
-                await _sleep(caller, min(LOOK_S, left))
+                await caller.sleep(min(LOOK_S, left))
 
     async def stream(self, tenant: str, job_id: str, caller: Caller, *, seconds: float) -> AsyncGenerator[Pieces]:
         """The job's pieces as they come, and its states where they change; the last is the job as it ended.
@@ -112,7 +118,7 @@ class Delivery:
         """
         now = asyncio.get_running_loop().time
         ends, spoke, cursor, state = now() + seconds, now(), "0", None
-        with self._following(tenant, job_id, caller):
+        with self.following(f"{tenant} {job_id}", caller):
             while not caller.is_gone and now() < ends:
                 caller.woken.clear()
                 # In this order, so that a job that has ended has all its pieces in the second answer.
@@ -130,7 +136,7 @@ class Delivery:
                 if now() - spoke >= KEEP_ALIVE_S:
                     yield Pieces(view, [], is_idle=True)
                     spoke = now()
-                await _sleep(caller, LOOK_S)
+                await caller.sleep(LOOK_S)
 
     async def result(self, view: JobView) -> bytes:
         """The OpenAI object of a completed job. Raises `PayloadUnavailableError`, `PayloadLostError`."""
@@ -180,20 +186,13 @@ class Delivery:
             return view
 
     @contextmanager
-    def _following(self, tenant: str, job_id: str, caller: Caller) -> Iterator[None]:
+    def following(self, key: str, caller: Caller) -> Iterator[None]:
+        """Wake the caller by this key inside the block. Raises `OverloadedError`."""
         if self.waiting >= self._most:
             raise OverloadedError("too many callers wait")
         self.waiting += 1
         try:
-            with self._wakeups.on(f"{tenant} {job_id}", caller.wake):
+            with self._wakeups.on(key, caller.wake):
                 yield
         finally:
             self.waiting -= 1
-
-
-async def _sleep(caller: Caller, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await caller.woken.wait()
-    except TimeoutError:
-        pass

@@ -66,6 +66,14 @@ class UnknownFileError(Exception):
     """There is no such file, or it is another tenant's."""
 
 
+class UnknownBatchError(Exception):
+    """There is no such batch, or it is another tenant's."""
+
+
+class TooManyBatchesError(Exception):
+    """The tenant has as many unfinished batches as it may."""
+
+
 class UnknownModelError(Exception):
     """There is no such model for this tenant."""
 
@@ -144,6 +152,11 @@ def as_api_error(error: Exception, *, request_id: str) -> ApiError:
             return ApiError(404, "not_found", "There is no such job or response. It may be deleted, or past its time.")
         case UnknownFileError():
             return ApiError(404, "not_found", "There is no such file. It may be deleted, or past its time.", param="id")
+        case UnknownBatchError():
+            return ApiError(404, "not_found", "There is no such batch. It may be past its time.", param="id")
+        case TooManyBatchesError():
+            message = "This tenant has too many batches that have not ended. Wait until some have."
+            return ApiError(429, "too_many_batches", message, "rate_limit_error", retry=True, retry_after=30.0)
         case FileInUseError():
             message = "A batch that has not ended reads this file. Cancel the batch first, then delete the file."
             return ApiError(409, "file_in_use", message)

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 from policies.pricing import ChargeLine
 from policies.quota import Room, Rooms
+from router.batches import Batch, BatchState
 from router.board import JobView
 from router.compact import encode
 from router.files import File
@@ -108,6 +109,48 @@ def file(file: File) -> dict[str, object]:
     }
 
 
+def batch(batch: Batch) -> dict[str, object]:
+    """The batch object."""
+    moment = {f"{state}_at": _seconds(batch.moments.get(state)) for state in BatchState if state != "validating"}
+    return {
+        "id": BATCH + batch.id,
+        "object": "batch",
+        "endpoint": batch.order.endpoint,
+        "status": batch.state,
+        "input_file_id": FILE + batch.order.input,
+        "output_file_id": FILE + batch.output if batch.output else None,
+        "error_file_id": FILE + batch.error if batch.error else None,
+        "errors": {"object": "list", "data": batch.errors} if batch.errors else None,
+        "completion_window": f"{batch.order.window_s / 3600:.0f}h",
+        "created_at": int(batch.created_at),
+        "expires_at": int(batch.expires_at),
+        **moment,
+        "request_counts": {"total": batch.total or 0, "completed": batch.completed, "failed": batch.failed},
+        "metadata": dict(batch.order.metadata),
+        "usage": _batch_usage(batch.tokens),
+        "pointsman": {
+            "usd": None if batch.unpriced else plain(batch.usd),
+            "estimate_usd": _dollars(batch.estimate_of_rest),
+            "items_per_minute": batch.items_per_minute,
+            "retries": max(0, batch.attempts - batch.concluded),
+            "cancelled": batch.cancelled,
+            "expired": batch.expired,
+        },
+    }
+
+
+def _batch_usage(tokens: Mapping[str, int]) -> dict[str, object]:
+    cached, output = tokens.get("cache_read", 0), tokens.get("output", 0)
+    prompt = tokens.get("input", 0) + tokens.get("cache_write", 0) + cached
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens": output,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + output,
+    }
+
+
 def deleted(job_id: str) -> bytes:
     """What OpenAI answers to a DELETE."""
     return encode({"id": JOB + job_id, "object": "job.deleted", "deleted": True})
@@ -180,6 +223,7 @@ def job_values(view: JobView) -> dict[str, object]:
             "threshold": route.threshold,
             "rule": route.rule or None,
             "queue": job.queue,
+            **({"batch": BATCH + job.line.batch, "custom_id": job.line.custom_id} if job.line else {}),
             "estimate_usd": _dollars(job.estimate.usd),
             "waited_s": _waited(view),
             "attempts": view.attempts,

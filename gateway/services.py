@@ -7,10 +7,11 @@ from gateway.accept import Desk
 from gateway.delivery import Delivery
 from gateway.metrics import Metrics
 from gateway.reading import Inflight
-from gateway.settings import FileSettings, HttpSettings
+from gateway.settings import BatchSettings, FileSettings, HttpSettings
 from policies.deployments import Deployment
 from policies.keys import ApiKeys
 from policies.tenants import Tenant
+from router.batches import Batches
 from router.board import Board
 from router.epoch import Epoch
 from router.files import Files
@@ -35,6 +36,8 @@ class Services:
     http: HttpSettings
     files: Files
     file_settings: FileSettings
+    batches: Batches
+    batch_settings: BatchSettings
     inflight: Inflight
     metrics: Metrics
     sharing: Sharing

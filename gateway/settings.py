@@ -200,6 +200,15 @@ class FileSettings(Section):
     ttl_s: Number = Field(default=30 * DAY_S, ge=3600, le=365 * DAY_S)
 
 
+class BatchSettings(Section):
+    """What a batch may be, and how many of its lines may be jobs at a time. Bytes of its input."""
+
+    max_lines: Whole = Field(default=50_000, ge=1, le=1_000_000)
+    max_bytes: Size = Field(default=200 * MIB, ge=1024, le=8192 * MIB)
+    open_lines: Whole = Field(default=500, ge=1, le=100_000)
+    max_unfinished: Whole = Field(default=1000, ge=1, le=100_000)
+
+
 class SweeperSettings(Section):
     """The process that repairs what others left behind."""
 
@@ -457,6 +466,7 @@ class Settings(Section):
     sweeper: SweeperSettings = SweeperSettings()
     files: FileSettings = FileSettings()
     inbox: InboxSettings = InboxSettings()
+    batches: BatchSettings = BatchSettings()
     outbound: OutboundSettings = OutboundSettings()
     webhooks: WebhookSettings = WebhookSettings()
     pod_grace_s: Number = Field(default=360.0, ge=1, le=7200)

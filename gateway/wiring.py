@@ -25,6 +25,7 @@ from policies.retries import Failure
 from policies.scripts import Scripts
 from policies.tenants import Tenant
 from router import topics
+from router.batches import CREATED, Batches
 from router.board import Board
 from router.epoch import Epoch
 from router.files import Files
@@ -48,6 +49,7 @@ if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it count
     from consumers.webhook_sender import WebhookSender
     from consumers.worker import Worker
     from gateway.accept import Desk
+    from gateway.batch_driver import Driver
     from gateway.inbox import Inbox
     from gateway.services import Services
     from router.shares import Shares
@@ -74,6 +76,7 @@ class Core:
     conditions: Conditions
     payloads: Payloads
     files: Files
+    batches: Batches
     outbox: Outbox
     webhooks: Webhooks
     replies: Replies
@@ -111,6 +114,7 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
             conditions=Conditions(scripts, settings.worker.cooldown_rule(), time.monotonic),
             payloads=payloads,
             files=Files(scripts, payloads, most_bytes=files.max_stored, ttl_s=files.ttl_s),
+            batches=Batches(scripts, most_unfinished=settings.batches.max_unfinished),
             outbox=Outbox(board, log, quotas, deployments, webhooks, replies),
             webhooks=webhooks,
             keys=keys,
@@ -220,6 +224,8 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
         http=http,
         files=core.files,
         file_settings=core.settings.files,
+        batches=core.batches,
+        batch_settings=core.settings.batches,
         inflight=inflight,
         metrics=metrics,
         sharing=sharing,
@@ -268,6 +274,33 @@ def inbox(core: Core, registry: CollectorRegistry, shares: "Shares") -> "Inbox":
         max_body=core.settings.http.max_body,
         trusts_tenants=settings.trust_tenants,
     )
+
+
+def batch_driver(core: Core, *, look_s: float = 1.0) -> "Driver":
+    """A driver of all tenants' batches. `look_s` is how often it looks when nothing wakes it."""
+    from gateway.batch_course import Bounds, Tools
+    from gateway.batch_driver import Driver
+    from gateway.delivery import Delivery
+
+    settings, wakeups, sharing = core.settings, Wakeups(core.redis, role="batches"), router_state(core)
+    tools = Tools(
+        batches=core.batches,
+        board=core.board,
+        desk=desk(core, sharing.shares),
+        outbox=core.outbox,
+        payloads=core.payloads,
+        delivery=Delivery(core.board, wakeups, core.payloads, most=1),
+        tenants=core.tenants,
+        deployments=core.deployments,
+        bounds=Bounds(
+            most_lines=settings.batches.max_lines,
+            longest_line=settings.http.max_body,
+            most_open=settings.batches.open_lines,
+            file_ttl_s=settings.files.ttl_s,
+        ),
+    )
+    created, beside = Wakeups(core.redis, channel=CREATED), (core.epoch, sharing)
+    return Driver(tools, wakeups, created, tuple(core.tenants), beside=beside, look_s=look_s)
 
 
 def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistry) -> "Worker":

@@ -51,6 +51,11 @@ class QueueFull:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchOver:
+    """The job is a line of a batch that takes no more of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """The claim holds: run the job, within `seconds_left`. The owner of `open_attempt` died in it: it may have cost."""
 
@@ -284,7 +289,7 @@ class Board:
         channel: str = "",
         headers: Mapping[str, str] | None = None,
         unclaimed: str = "",
-    ) -> Accepted | Same | KeyReused | QueueFull:
+    ) -> Accepted | Same | KeyReused | QueueFull | BatchOver:
         """Write a job as `accepting`. `idempotency`: digests of the key and of the body; `channel` watches it.
 
         `headers` are its own, where the caller has them already: to make them takes longer than to send them.
@@ -311,6 +316,7 @@ class Board:
             job.payload.path if job.payload else "",
             self._keep_ms,
             unclaimed,
+            job.line.batch if job.line else "",
             *fields,
         )
         match cast("list[bytes]", answer):
@@ -320,6 +326,8 @@ class Board:
                 return Same(known.decode())
             case [b"reused", known]:
                 return KeyReused(known.decode())
+            case [b"over", _]:
+                return BatchOver()
         return QueueFull()
 
     async def confirm(self, tenant: str, job_id: str) -> JobState:
@@ -476,9 +484,12 @@ class Board:
         """End a job that nobody runs and whose deadline is over."""
         return await self._end_unowned(tenant, job_id, "expire", event)
 
-    async def view(self, tenant: str, job_id: str, *, channel: str = "") -> JobView | None:
-        """The job as it is now. With a channel, that is woken at every further change."""
-        answer = await self._run(self._view, tenant, job_id, channel)
+    async def view(self, tenant: str, job_id: str, *, channel: str = "", even_gone: bool = False) -> JobView | None:
+        """The job as it is now. With a channel, that is woken at every further change.
+
+        `even_gone`: also one that was deleted, or whose result's time is over.
+        """
+        answer = await self._run(self._view, tenant, job_id, channel, int(even_gone))
         if not answer:
             return None
         pairs, result = cast("tuple[list[bytes], bytes | None]", answer)
@@ -639,7 +650,8 @@ def _name(job: Job) -> str:
 
 def _fields(job: Job, headers: Mapping[str, str] | None = None) -> list[Value]:
     about = compact.text(headers) if headers else envelope.about(job)
-    return ["about", about, "result_ttl", int(job.result_ttl_s * 1000)]
+    fields: list[Value] = ["about", about, "result_ttl", int(job.result_ttl_s * 1000)]
+    return [*fields, "batch", job.line.batch] if job.line else fields
 
 
 def _charge(job: Job, attempted: Attempted, *, concluded: bool) -> list[Value]:

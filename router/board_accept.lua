@@ -1,11 +1,15 @@
 -- Write a new job as `accepting`, unless its idempotency key or the tenant's queue says otherwise.
 -- ARGV: prefix, id, idempotency name ('' is none), body hash, deadline ms, idempotency ttl ms, most unfinished, class,
 --   most unfinished of the class, path of its body in the object store ('' is none), tombstone ms,
---   name of its reservation ('' is none), fields...
--- Returns {'accepted', created, expires, queue} | {'same' | 'reused', id} | {'full', ''}
+--   name of its reservation ('' is none), batch whose line it is ('' is none), fields...
+-- Returns {'accepted', created, expires, queue} | {'same' | 'reused', id} | {'full', ''} | {'over', ''} (the batch is)
 local id, idem, hash = ARGV[2], ARGV[3], ARGV[4]
 local known = redis.call('HMGET', KEYS[1], 'state', 'created', 'expires', 'queue')
-if known[1] then return {'accepted', known[2], known[3], known[4]} end -- this call again, as its answer was lost
+if known[1] and known[1] ~= 'rejected' then
+  return {'accepted', known[2], known[3], known[4]} -- this call again, as its answer was lost
+end
+local batch = ARGV[13] ~= '' and P .. 'batch:' .. ARGV[13]
+if batch and redis.call('HGET', batch, 'state') ~= 'in_progress' then return {'over', ''} end
 local now = now_ms()
 if idem ~= '' then
   local known = redis.call('GET', P .. 'idem:' .. idem)
@@ -27,8 +31,10 @@ if redis.call('ZCARD', class) < tonumber(ARGV[9]) then
   redis.call('ZADD', class, whole(expires), id)
 end
 local fields = {'state', 'accepting', 'created', whole(now), 'expires', whole(expires), 'class', ARGV[8], 'queue', queue}
-for i = 13, #ARGV do fields[#fields + 1] = ARGV[i] end
+for i = 14, #ARGV do fields[#fields + 1] = ARGV[i] end
+if known[1] then redis.call('DEL', KEYS[1]) end -- rejected, which no client was told: it may be accepted after all
 redis.call('HSET', KEYS[1], unpack(fields))
+if batch then redis.call('SADD', batch .. ':open', id) end
 redis.call('ZADD', P .. 'unfinished', whole(expires), id)
 redis.call('ZADD', P .. 'unpublished', whole(now), id)
 redis.call('ZADD', P .. 'jobs', 0, id)

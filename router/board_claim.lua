@@ -17,7 +17,9 @@ if not state then
   redis.call('ZADD', P .. 'jobs', 0, id)
   h[5] = redis.call('HGET', job, 'expires')
   redis.call('ZADD', P .. 'unfinished', h[5], id)
-  local waits = redis.call('HMGET', job, 'class', 'queue')
+  local waits = redis.call('HMGET', job, 'class', 'queue', 'batch')
+  local batch = waits[3] and P .. 'batch:' .. waits[3]
+  if batch and redis.call('EXISTS', batch) == 1 then redis.call('SADD', batch .. ':open', id) end
   if waits[2] == 'main' then redis.call('ZADD', P .. 'unfinished:' .. waits[1], h[5], id) end
   state = 'queued'
 end

@@ -35,6 +35,64 @@ local function wake(job, name)
   end
 end
 
+-- Batches. `batch:<id>` is a hash, `:open` its jobs that have not ended, `:ended` lines to be written, `:out` and `:err`
+-- where written ones lie, `:events` what happened. `batches:active` says when each may be taken by another driver.
+
+local function batch_name(id)
+  return string.sub(P, 4, -3) .. ' batch:' .. id
+end
+
+-- Something happened that its driver waits for; one that does not wait looks by itself.
+local function wake_driver(key, id)
+  if redis.call('HDEL', key, 'asleep') == 0 then return end
+  redis.call('PUBLISH', string.match(redis.call('HGET', key, 'owner'), '^[^|]+'), batch_name(id))
+end
+
+local function batch_event(key, id, kind, now)
+  local h = redis.call('HMGET', key, 'state', 'total', 'completed', 'failed')
+  local number = redis.call('HINCRBY', key, 'seq', 1)
+  local text = string.format(
+    '{"type":"batch.%s","sequence_number":%.0f,"batch":"batch_%s","status":"%s","at":%.3f,' ..
+    '"request_counts":{"total":%s,"completed":%s,"failed":%s}}',
+    kind, number, id, h[1], now / 1000, h[2] or '0', h[3] or '0', h[4] or '0')
+  redis.call('XADD', key .. ':events', 'MAXLEN', '~', 1000, number .. '-0', 'e', text)
+  wake(key, batch_name(id))
+end
+
+-- How far it is, once a second at most, and at its last line.
+local function batch_progress(key, id, now)
+  local h = redis.call('HMGET', key, 'progress_at', 'total', 'completed', 'failed')
+  local ended = tonumber(h[3] or 0) + tonumber(h[4] or 0)
+  if now - tonumber(h[1] or 0) >= 1000 or ended == tonumber(h[2] or 0) then
+    redis.call('HSET', key, 'progress_at', whole(now))
+    batch_event(key, id, 'progress', now)
+  end
+  wake_driver(key, id)
+end
+
+-- A job has ended: where it is a batch's line, count it there, once.
+local function line_ended(job, id, state, now)
+  local batch = redis.call('HGET', job, 'batch')
+  if not batch then return end
+  local key = P .. 'batch:' .. batch
+  if redis.call('SREM', key .. ':open', id) == 0 then return end
+  redis.call('HINCRBY', key, state, 1)
+  redis.call('RPUSH', key .. ':ended', id)
+  batch_progress(key, batch, now)
+end
+
+-- What an attempt at a line of a batch has used.
+local function charge_batch(batch, c)
+  local key = P .. 'batch:' .. batch
+  if redis.call('EXISTS', key) == 0 then return end
+  redis.call('HINCRBY', key, 'attempts', 1)
+  redis.call('HINCRBY', key, c.usd == '' and 'unpriced' or 'usd', c.usd == '' and 1 or c.usd)
+  if c.concluded then redis.call('HINCRBY', key, 'concluded', 1) end
+  for _, line in ipairs(cjson.decode(c.lines).lines) do
+    redis.call('HINCRBY', key, 'meter:' .. line.meter, whole(line.quantity))
+  end
+end
+
 -- Add to one row of a rollup.
 local function roll_up(key, prefix, c, ttl_ms)
   redis.call('HINCRBY', key, prefix .. 'attempts', 1)
@@ -53,6 +111,8 @@ end
 local function count(job, c, now)
   if redis.call('HSETNX', job, 'charged:' .. c.attempt, c.lines) == 0 then return false end
   roll_up(P .. 'costs:' .. day_of(now), c.deployment .. '|' .. c.lane .. '|', c, 35 * 86400000)
+  local batch = redis.call('HGET', job, 'batch')
+  if batch then charge_batch(batch, c) end
   if c.microbatch ~= '' then
     local key = P .. 'microbatch:' .. c.microbatch
     redis.call('HSET', key, 'deployment', c.deployment, 'lane', c.lane, 'last', whole(now))
@@ -90,5 +150,6 @@ local function conclude(job, id, name, state, event, keep_ms, result_ttl_ms, now
   redis.call('HSET', P .. 'outbox', id .. ':event', whole(now) .. '\n' .. event)
   redis.call('PEXPIRE', job, math.max(keep_ms, result_ttl_ms))
   redis.call('PEXPIRE', P .. 'input:' .. id, math.max(result_ttl_ms, 1))
+  line_ended(job, id, state, now)
   wake(job, name)
 end

@@ -6,5 +6,7 @@ if state and state ~= 'accepting' then return state end
 redis.call('HSET', KEYS[1], 'state', 'rejected', 'gone', '0')
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 uncount(KEYS[1], ARGV[2])
+local batch = redis.call('HGET', KEYS[1], 'batch')
+if batch then redis.call('SREM', P .. 'batch:' .. batch .. ':open', ARGV[2]) end
 redis.call('ZREM', P .. 'jobs', ARGV[2])
 return 'rejected'

@@ -1,4 +1,5 @@
--- Everything about a job, and its result; with a channel, watch it from now on. ARGV: prefix, id, channel ('' is none)
+-- Everything about a job, and its result; with a channel, watch it from now on.
+-- ARGV: prefix, id, channel ('' is none), whether also when it was deleted or its time is over (1 | 0)
 local job = KEYS[1]
 local state = redis.call('HGET', job, 'state')
 if not state then return false end
@@ -9,5 +10,5 @@ if ARGV[3] ~= '' and not TERMINAL[state] then
   end
 end
 local gone = redis.call('HGET', job, 'gone')
-if gone and tonumber(gone) <= now_ms() then return false end
+if gone and ARGV[4] == '0' and tonumber(gone) <= now_ms() then return false end
 return {redis.call('HGETALL', job), redis.call('GET', P .. 'result:' .. ARGV[2])}

@@ -1,6 +1,6 @@
 """Which deployment a job goes to, and why: rules first, the score only where they leave a choice."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
@@ -194,6 +194,12 @@ class Asked:
 
 def _least_usd(options: Sequence[Option], tier: Tier) -> Decimal | None:
     return min(option.by_price for option in options if option.deployment.tier is tier)[1] or None
+
+
+def names(tenant: Tenant, deployments: Iterable[str]) -> list[str]:
+    """What this tenant may put into `model`."""
+    own = [name for name in deployments if tenant.deployments is None or name in tenant.deployments]
+    return [*TIERS, *own, *(alias for alias in tenant.aliases if alias not in own)]
 
 
 def _resolve(model: str, aliases: Mapping[str, str]) -> str | None:

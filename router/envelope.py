@@ -11,7 +11,7 @@ from typing import Any
 from policies.deployments import Fallback, Modality, Tier
 from policies.retries import Failure
 from router import compact
-from router.job import JSON, Alternative, Estimate, Job, JobClass, Payload, Queue, Reply, Route
+from router.job import JSON, Alternative, Estimate, Job, JobClass, Line, Payload, Queue, Reply, Route
 from router.log import Record
 
 VERSION = "1"
@@ -28,6 +28,7 @@ _TEXTS = (
     "tried",
     "reply-topic",
     "correlation-id",
+    "line",
 )
 _COUNTS = ("images", "audio_seconds", "characters")  # of an estimate, where there are any
 LARGEST = 10**13  # of any number in a header; as milliseconds, the year 2286
@@ -62,6 +63,7 @@ def _check_texts(headers: Mapping[str, str], job: Job) -> None:
     if "\\u" in texts:
         read = [dict(job.metadata), job.route.deployment, job.route.backend, *job.route.reasons, *job.route.tried]
         read += [each.fallback.deployment for each in job.route.left]
+        read += [job.line.custom_id] if job.line else []
         json.dumps([*read, job.payload.path if job.payload else ""], ensure_ascii=False).encode()
 
 
@@ -138,6 +140,8 @@ def to_headers(job: Job) -> dict[str, str]:
     if job.reply:
         headers["reply-topic"] = job.reply.topic
         headers["correlation-id"] = job.reply.correlation_id
+    if job.line:
+        headers["line"] = compact.text({"batch": job.line.batch, "custom_id": job.line.custom_id})
     return headers
 
 
@@ -188,6 +192,7 @@ def from_headers(headers: Mapping[str, str], body: bytes) -> Job:
         webhook_url=headers.get("webhook-url", ""),
         is_waited_for=headers.get("waited-for") == "1",
         reply=Reply(headers["reply-topic"], headers["correlation-id"]) if "reply-topic" in headers else None,
+        line=_line(headers["line"]) if "line" in headers else None,
     )
 
 
@@ -235,6 +240,11 @@ def payload_of(text: str) -> Payload:
         size=int(values["size"]),
         media_type=str(values.get("type", JSON)),
     )
+
+
+def _line(text: str) -> Line:
+    values = json.loads(text)
+    return Line(_job_id(values["batch"]), str(values["custom_id"]))
 
 
 def _job_id(text: str) -> str:

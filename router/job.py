@@ -138,6 +138,14 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """Which line of which batch a job is; `custom_id` is the client's name for it."""
+
+    batch: str
+    custom_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One model call. Moments are seconds since the epoch, on Redis' clock.
 
@@ -172,6 +180,7 @@ class Job:
     webhook_url: str = field(default="", repr=False)
     is_waited_for: bool = False
     reply: Reply | None = None
+    line: Line | None = None
 
     @property
     def band(self) -> str:

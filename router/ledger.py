@@ -143,6 +143,7 @@ def event_text(
             "metadata": dict(job.metadata),
             "usd": None if usd is None else plain(usd),
             "error_code": error_code,
+            "batch": f"batch_{job.line.batch}" if job.line else None,
             **({"private": private} if private else {}),
         }
     )

@@ -109,6 +109,17 @@ class Payloads:
         except (BaseError, OSError) as error:
             raise PayloadUnavailableError(f"the object store did not answer: {type(error).__name__}") from error
 
+    async def remove_all(self, folder: str) -> None:
+        """Forget everything below this folder."""
+        try:
+            paths = [each["path"] async for page in obstore.list(self._store, folder) for each in page]
+            if paths:
+                await obstore.delete_async(self._store, paths)
+        except (NotFoundError, FileNotFoundError):
+            return
+        except (BaseError, OSError) as error:
+            raise PayloadUnavailableError(f"the object store did not answer: {type(error).__name__}") from error
+
 
 def body_path(tenant: str, job_id: str) -> str:
     """Where a job's body lies."""

@@ -199,7 +199,7 @@ def of_job(event: Mapping[str, Any], *, at: float, url: str) -> Notice:
     """The notice of a job's terminal event. `at` is when it ended."""
     job, kind = str(event["data"]["id"]), str(event["type"])
     ours = {name: event[name] for name in ("metadata", "usd", "error_code")}
-    if event["endpoint"] == "/v1/responses":  # OpenAI has no event for one that expired
+    if kind.startswith("job.") and event["endpoint"] == "/v1/responses":  # OpenAI has no event for one that expired
         end = "failed" if kind == "job.expired" else kind.removeprefix("job.")
         return Notice(event["id"], f"response.{end}", int(at), f"resp_{job.removeprefix('job_')}", ours, url)
     return Notice(event["id"], kind, int(at), job, ours, url)

@@ -51,19 +51,22 @@ def a_body(text: str, **fields: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running(
-    data: Path, *, http: HttpSettings | None = None, works: bool = True, **sections: Any
+    data: Path, *, http: HttpSettings | None = None, works: bool = True, drives: float = 0.0, **sections: Any
 ) -> AsyncIterator[Gateway]:
-    """Without `works` there is no worker. `sections` are further ones of the settings."""
+    """Without `works` there is no worker. `drives` is how often a driver of batches looks; 0 is none.
+
+    `sections` are further ones of the settings.
+    """
     async with (
         valkey.running(data / "valkey") as server,
-        _running(server, data, sections | {"http": http or HttpSettings()}, works=works) as gateway,
+        _running(server, data, sections | {"http": http or HttpSettings()}, works=works, drives=drives) as gateway,
     ):
         yield gateway
 
 
 @asynccontextmanager
 async def _running(
-    server: valkey.Embedded, data: Path, sections: dict[str, Any], *, works: bool
+    server: valkey.Embedded, data: Path, sections: dict[str, Any], *, works: bool, drives: float
 ) -> AsyncIterator[Gateway]:
     settings = Settings.model_validate(
         {
@@ -91,6 +94,7 @@ async def _running(
         stop = asyncio.Event()
         following = tasks.create_task(wakeups.follow())
         working = tasks.create_task(worker.run(stop) if works else stop.wait())
+        driving = tasks.create_task(wiring.batch_driver(core, look_s=drives).run(stop) if drives else stop.wait())
         with socket.create_server(("127.0.0.1", 0)) as listening:
             url = f"http://127.0.0.1:{listening.getsockname()[1]}"
             http_server = uvicorn.Server(
@@ -99,7 +103,8 @@ async def _running(
             serving = tasks.create_task(http_server._serve([listening]))
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    while len(await core.redis.pubsub_channels()) < 1 + works:  # the gateway's and the worker's
+                    # The gateway's, the worker's, the driver's own and the one that all drivers share.
+                    while len(await core.redis.pubsub_channels()) < 1 + works + 2 * (drives > 0):
                         await asyncio.sleep(0.01)
                 headers = {"authorization": f"Bearer {key.text}"}
                 async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=30) as client:
@@ -107,5 +112,5 @@ async def _running(
             finally:
                 http_server.should_exit = True
                 stop.set()
-                await asyncio.wait([serving, working])
+                await asyncio.wait([serving, working, driving])
                 following.cancel()

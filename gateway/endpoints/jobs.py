@@ -17,7 +17,6 @@ from router.job import JobState
 
 LONGEST_WAIT_S = 60
 PAGE, LARGEST_PAGE = 20, 100
-LARGEST_NUMBER = 10**8  # of an event
 
 
 class Jobs:
@@ -70,10 +69,7 @@ class Jobs:
     async def events(self, request: Request) -> Response:
         """What happens to it, as events; those after `Last-Event-ID` or `?starting_after=` only."""
         view = await self._taking.known(request)
-        after = query.whole(request, "starting_after", -1, most=LARGEST_NUMBER)
-        last = request.headers.get("last-event-id", "")
-        if last.isascii() and last.isdecimal() and len(last) < 10:  # otherwise it is not one of ours
-            after = int(last)
+        after = query.event_number(request, default=-1)
         stream = JobStream(self._services.delivery, view, self._services.http.sync_wait_s, after=after)
         return EventStream(stream.told, name=f"job_{view.job.id}", failed=stream.failed)
 

@@ -7,9 +7,8 @@ from gateway import render
 from gateway.auth import authenticate
 from gateway.errors import UnknownModelError
 from gateway.services import Services
+from router.choose import names
 from router.compact import encode
-
-AUTO = ("auto", "auto:light", "auto:heavy")
 
 
 class Models:
@@ -36,9 +35,7 @@ class Models:
         holder = await authenticate(
             services.keys, services.tenants, services.epoch, request.headers.get("authorization")
         )
-        tenant = services.tenants[holder.tenant]
-        own = [name for name in services.deployments if tenant.deployments is None or name in tenant.deployments]
-        return [*AUTO, *own, *(alias for alias in tenant.aliases if alias not in own)]
+        return names(services.tenants[holder.tenant], services.deployments)
 
 
 def _model(name: str) -> dict[str, object]:

@@ -17,6 +17,7 @@ from policies.scripts import BoardUnavailableError, Scripts
 from policies.tenants import Tenant
 from router.board import (
     Accepted,
+    BatchOver,
     Board,
     Busy,
     Cancelled,
@@ -80,7 +81,7 @@ async def state(board: Board, job: Job) -> JobState:
 
 async def accept(
     board: Board, job: Job, *, idempotency: tuple[str, str] | None = None, most: int = 10, deadline_s: float = 60.0
-) -> Accepted | Same | KeyReused | QueueFull:
+) -> Accepted | Same | KeyReused | QueueFull | BatchOver:
     return await board.accept(job, deadline_s=deadline_s, idempotency=idempotency, most_unfinished=most)
 
 

@@ -32,7 +32,7 @@ from policies.deployments import Fallback, Modality, Tier
 from policies.pricing import Basis, Meter, Price, Usage, charge
 from policies.retries import Failure
 from router import envelope, ledger, topics
-from router.job import TERMINAL, Alternative, Estimate, Job, JobClass, JobState, Payload, Reply, Route
+from router.job import TERMINAL, Alternative, Estimate, Job, JobClass, JobState, Line, Payload, Reply, Route
 from router.log import Record
 from router.shares import Shares
 from router.wakeups import Wakeups
@@ -75,6 +75,7 @@ JOB = Job(
     webhook_url="https://hooks.example.com/",
     is_waited_for=True,
     reply=Reply("acme.replies", "7"),
+    line=Line("01KB7M4Q3M7C9V2W6T8X0Y1Z2B", "a"),
 )
 
 

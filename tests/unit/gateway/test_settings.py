@@ -74,7 +74,7 @@ def test_the_example_shows_every_setting_of_the_plain_sections_with_its_default(
     default = load(None, {})
 
     left_out = {"mechanism", "username", "password", "ca_file", "mean_usd"}
-    sections = ("http", "board", "worker", "sweeper", "files", "kafka", "routing")
+    sections = ("http", "board", "worker", "sweeper", "files", "batches", "kafka", "routing")
     for name in (*sections, "pod_grace_s", "log", "redis", "objects"):
         assert getattr(shown, name) == getattr(default, name)
     for name in sections:
