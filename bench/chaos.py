@@ -57,7 +57,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.audit import Audit, audit, settled
-from bench.fleet import Fleet, Member, fleet, freeze
+from bench.crew import Crew, Member, crew, freeze
 from bench.provider_double import Call, Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
 from tools.kafka.broker import HOST, KafkaToolError, free_ports
@@ -148,7 +148,7 @@ class Chaos:
     """Injects faults. What it did is in `done`, `deaths` and `freezes` (from, to)."""
 
     place: Stage
-    ours: Fleet
+    ours: Crew
     ports: Sequence[int]
     valkey_pid: int
     draw: random.Random
@@ -432,7 +432,7 @@ def main() -> int:
 
 async def _drill(given: argparse.Namespace, upstream: Running) -> Report:
     draw = random.Random(given.seed)
-    async with stage(log="kafka", brokers=3, changed=_settings(upstream)) as place, fleet(place) as ours:
+    async with stage(log="kafka", brokers=3, changed=_settings(upstream)) as place, crew(place) as ours:
         ports = free_ports(GATEWAYS)
         members = [await ours.http(port) for port in ports]
         members += [await ours.worker("gpu") for _ in range(WORKERS)]

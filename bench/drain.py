@@ -37,7 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.audit import settled
-from bench.fleet import fleet
+from bench.crew import crew
 from bench.jobs import FILLER
 from bench.provider_double import CHARACTERS_PER_TOKEN, Call, Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 async def _through_pointsman(given: argparse.Namespace, upstream: Running) -> tuple[Drained, Drained]:
-    async with stage(log=given.log, changed=_settings(given, upstream)) as place, fleet(place) as ours:
+    async with stage(log=given.log, changed=_settings(given, upstream)) as place, crew(place) as ours:
         key = await place.new_key()
         api = await ours.http(place.settings.http.port)
         started = [api, await ours.sweeper(), await ours.worker("gpu")]

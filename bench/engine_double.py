@@ -17,6 +17,7 @@ tokens a second each; what is more waits in the engine, without a bound. An answ
 | `full` | every call gets 429 with `retry-after: 1` |
 | `mute` | takes calls and never answers |
 | `busy` | the metrics say that two requests wait |
+| `fresh` | as `well`, with an empty cache and empty books |
 
 `GET /_double/calls` says how many calls came, were answered, failed and were broken off, the most that ran at once, and
 the largest number that waited.
@@ -54,14 +55,17 @@ class Calls:
 
 
 class Engine:
-    """A server with one model that is none. Rates are tokens a second; `cache` is blocks of prompts that it keeps."""
+    """A server with one model that is none. Rates are tokens a second.
 
-    def __init__(self, *, slots: int, prefill: float, decode: float, cache: int) -> None:
+    `kv` is blocks of all that runs, `cache` blocks of prompts that it keeps.
+    """
+
+    def __init__(self, *, slots: int, prefill: float, decode: float, kv: int, cache: int) -> None:
         self.mode = "well"
         self.calls = Calls()
         self._slots = asyncio.Semaphore(slots)
         self._prefilling = asyncio.Lock()
-        self._prefill, self._decode, self._most_blocks = prefill, decode, cache
+        self._prefill, self._decode, self._kv, self._most_blocks = prefill, decode, kv, cache
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
         self._running = self._waiting = self._kv_tokens = 0
         self._hits = self._queries = self._generated = 0
@@ -91,18 +95,22 @@ class Engine:
         values = {
             "num_requests_running": self._running,
             "num_requests_waiting": 2 if self.mode == "busy" else self._waiting,
-            "kv_cache_usage_perc": min(1.0, self._kv_tokens / (self._most_blocks * BLOCK)),
+            "kv_cache_usage_perc": min(1.0, self._kv_tokens / (self._kv * BLOCK)),
             "prefix_cache_hits_total": self._hits,
             "prefix_cache_queries_total": self._queries,
             "generation_tokens_total": self._generated,
         }
         lines = [f"vllm:{name}{label} {float(value)}" for name, value in values.items()]
-        lines.append(f'vllm:cache_config_info{{block_size="{BLOCK}",num_gpu_blocks="{self._most_blocks}"}} 1.0')
+        lines.append(f'vllm:cache_config_info{{block_size="{BLOCK}",num_gpu_blocks="{self._kv}"}} 1.0')
         return web.Response(text="\n".join(lines) + "\n")
 
     async def change(self, request: web.Request) -> web.Response:
         """Another mode from now on."""
         self.mode = (await request.json())["mode"]
+        if self.mode == "fresh":
+            self.mode, self.calls = "well", Calls()
+            self._blocks.clear()
+            self._hits = self._queries = 0
         return web.json_response({"mode": self.mode})
 
     async def seen(self, request: web.Request) -> web.Response:
@@ -223,7 +231,7 @@ def _loading() -> web.Response:
 
 
 async def _serve(given: argparse.Namespace) -> None:
-    engine = Engine(slots=given.slots, prefill=given.prefill, decode=given.decode, cache=given.cache)
+    engine = Engine(slots=given.slots, prefill=given.prefill, decode=given.decode, kv=given.kv, cache=given.cache)
     engine.mode = given.mode
     runner = web.AppRunner(engine.app(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
@@ -244,6 +252,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=8, help="answers side by side")
     parser.add_argument("--prefill", type=float, default=4000.0, help="tokens of prompts a second")
     parser.add_argument("--decode", type=float, default=100.0, help="tokens of each answer a second")
+    parser.add_argument("--kv", type=int, default=4000, help="blocks of all that runs")
     parser.add_argument("--cache", type=int, default=4000, help="blocks of prompts that are kept")
     parser.add_argument("--load-s", type=float, default=0.0, help="how long it loads at first")
     parser.add_argument("--mode", default="well")

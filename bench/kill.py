@@ -37,8 +37,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.audit import audit, settled
+from bench.crew import crew
 from bench.fill import fill
-from bench.fleet import fleet
 from bench.provider_double import Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
 
@@ -89,7 +89,7 @@ def main() -> int:
 async def _run(
     given: argparse.Namespace, concurrency: int, service_ms: float, upstream: Running, draw: random.Random
 ) -> Killed:
-    async with stage(log=given.log, changed=_settings(concurrency, upstream)) as place, fleet(place) as ours:
+    async with stage(log=given.log, changed=_settings(concurrency, upstream)) as place, crew(place) as ours:
         accepted = await fill(place, given.jobs, _body)
         await ours.sweeper()
         began = time.monotonic()

@@ -33,8 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import jobs
+from bench.crew import Member, crew
 from bench.fill import fill
-from bench.fleet import Member, fleet
 from bench.servers import TENANT, Stage, cpu_seconds, rss_mb, stage
 
 SKIPPED = 0.05  # of a round, at its end
@@ -141,7 +141,7 @@ async def _with_many(given: argparse.Namespace) -> tuple[Spent, float]:
 @asynccontextmanager
 async def _worker(given: argparse.Namespace) -> AsyncGenerator[tuple[Stage, Member, int]]:
     """Servers and a worker of their own, warm; and the process id of their Valkey."""
-    async with stage(log=given.log) as place, fleet(place) as ours:
+    async with stage(log=given.log) as place, crew(place) as ours:
         worker = await (await ours.worker("echo")).ready()
         await fill(place, given.few, jobs.body)
         redis_pid = int((await place.core.redis.info("server"))["process_id"])

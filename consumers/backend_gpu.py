@@ -17,6 +17,7 @@ from consumers.discovery import discovery
 from consumers.fleet import Place, Replicas
 from consumers.fleet_meters import FleetMeters
 from consumers.gathered import Gathered, MalformedChunkError, Object, as_chunk
+from consumers.machine_bills import MachineBills
 from consumers.places import Places
 from consumers.refusals import Refusal, of_event, of_response
 from consumers.sse import Event, Events, EventTooLargeError
@@ -65,12 +66,14 @@ class GpuBackend:
         places: Places | None = None,
         deployments: Iterable[Deployment] = (),
         meters: FleetMeters | None = None,
+        bills: MachineBills | None = None,
         connections: int = 1000,
         reuse: bool = False,
     ) -> AsyncGenerator["GpuBackend", None]:
         """One for a process. `secrets` are API keys by deployment; calls beyond `connections` wait to connect.
 
-        Those of `deployments` that have replicas are looked after, with the `places` that all workers share.
+        Those of `deployments` that have replicas are looked after, with the `places` that all workers share, and their
+        machines' time is billed.
 
         Each call has a connection of its own: llama.cpp promises to keep one alive and closes it after
         every stream, under the call that comes next. `reuse` saves the handshake where a server is known to behave.
@@ -90,7 +93,8 @@ class GpuBackend:
             async with AsyncExitStack() as opened:
                 for each in deployments:
                     if each.fleet is not None and places is not None:
-                        ours = Replicas(each, each.fleet, places, session, backend._headers(each), meters=meters)
+                        headers = backend._headers(each)
+                        ours = Replicas(each, each.fleet, places, session, headers, meters=meters, bills=bills)
                         backend.replicas[each.name] = await opened.enter_async_context(ours.running())
                 yield backend
 
@@ -122,7 +126,7 @@ class GpuBackend:
         if replicas is None:
             return await self._exchange(job, deployment, attempt, on_chunk, so_far)
         place = await _placed(replicas, job, attempt)
-        there = replace(deployment, url=place.replica.url)
+        there, began = replace(deployment, url=place.replica.url), time.monotonic()
         try:
             answer = await self._exchange(job, there, attempt, on_chunk, so_far, host=place.replica.host)
         except BackendError as error:
@@ -130,7 +134,7 @@ class GpuBackend:
             raise
         finally:
             replicas.leave(place, tokens=so_far.usage.total)
-        replicas.succeeded(place, so_far.first_token_s)
+        replicas.succeeded(place, so_far, time.monotonic() - began)
         return answer
 
     async def _exchange(

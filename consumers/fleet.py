@@ -8,15 +8,18 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
+from statistics import median_low
 
 import aiohttp
 import structlog
 
-from consumers.backend import BackendError
+from consumers.backend import BackendError, SoFar
 from consumers.discovery import Discovery, Replica, discovery
 from consumers.engines import UNKNOWN, Bounds, Facts
 from consumers.fleet_meters import FleetMeters
 from consumers.health import Health, State
+from consumers.machine_bills import MachineBills
 from consumers.places import Ended, Places, Seen
 from consumers.probing import Probed, ask
 from consumers.replicas import FULL, Candidate, Learned, cap, lowered, prefix_of, raised, ranked
@@ -28,6 +31,7 @@ from policies.fleets import MOST_REPLICAS, Engine, Fleet
 from policies.retries import FINAL, Failure
 from policies.scripts import BoardUnavailableError
 from router.job import Job
+from router.log import LogUnavailableError
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +39,9 @@ ASKED = 8  # replicas that one call may be offered to at once
 AT_ONCE = 32  # probes
 WANTED_S = 10.0  # so long after a job was last waiting, jobs are waiting
 REMEMBERED = 10_000  # jobs whose failed replicas are known
+BILL_S = 10.0  # between two bills of a machine
 NOBODY = frozenset({"no_connection", "connect_timeout"})
+NEWEST = 0.2  # how much the newest call counts in an average
 LATE = 0.5  # of the time that a first token may take
 
 
@@ -51,9 +57,11 @@ class Member:
     everyone: int = 0
     ours: int = 0
     asked: int = 0  # calls that are about to be there
+    given: int = 0  # calls that it ever got from here
     foreign: int = 0  # calls there that are not from us
     learned: Learned | None = None
     tokens_per_s: float | None = None
+    token_s: float | None = None  # that a token of an answer takes, as a moving average
     is_listed: bool = True
     congested: int | None = None  # with so many calls, since it was last told to the others
     _extra: int = 0
@@ -109,6 +117,7 @@ class Replicas:
         headers: Mapping[str, str],
         *,
         meters: FleetMeters | None = None,
+        bills: MachineBills | None = None,
         clock: Callable[[], float] = time.monotonic,
         roll: Callable[[], float] = random.random,
     ) -> None:
@@ -119,6 +128,8 @@ class Replicas:
         self._session = session
         self._headers = headers
         self._meters = meters
+        self._bills = bills
+        self._billed_at: float | None = None
         self._clock = clock
         self._roll = roll
         self._discovery: Discovery = discovery(fleet)
@@ -190,6 +201,7 @@ class Replicas:
         self._usual.add(0.0, job.estimate.tokens)
         member = members[index]
         member.ours += 1
+        member.given += 1
         self._held[id] = place = Place(member, id)
         return place
 
@@ -209,11 +221,17 @@ class Replicas:
         if place is not None:
             self.leave(place)
 
-    def succeeded(self, place: Place, first_token_s: float | None) -> None:
-        """Its call was answered."""
-        place.member.health.succeeded(self._clock())
-        if first_token_s is not None and first_token_s > LATE * self.deployment.timeouts.first_token:
-            self._congested(place.member)
+    def succeeded(self, place: Place, so_far: SoFar, seconds: float) -> None:
+        """Its call was answered, `seconds` after it was made."""
+        member, first_s = place.member, so_far.first_token_s
+        member.health.succeeded(self._clock())
+        if first_s is None:
+            return
+        if first_s > LATE * self.deployment.timeouts.first_token:
+            self._congested(member)
+        if so_far.usage.output > 1:
+            token_s = (seconds - first_s) / so_far.usage.output
+            member.token_s = token_s if member.token_s is None else member.token_s + NEWEST * (token_s - member.token_s)
 
     def failed(self, place: Place, error: BackendError) -> None:
         """Its call failed: whose fault is it, and what does it say about the replica?"""
@@ -251,7 +269,18 @@ class Replicas:
 
     def _candidates(self) -> list[Candidate]:
         open_ones = [each for each in self.members.values() if each.is_open] or self._last_resort()
-        return [Candidate(each.replica.name, each.load, self._cap(each)) for each in open_ones]
+        known = [each.token_s for each in open_ones if each.token_s]
+        usual = median_low(known) if known else 0.0
+        return [
+            Candidate(
+                each.replica.name,
+                each.load,
+                self._cap(each),
+                each.given,
+                each.token_s / usual if each.token_s else 1.0,
+            )
+            for each in open_ones
+        ]
 
     def _last_resort(self) -> list[Member]:
         """The last replica is never ejected: of those that are, the one whose time is over first."""
@@ -299,7 +328,7 @@ class Replicas:
     def _billed_to(self, job: Job) -> str:
         return job.tenant if any(self._rate(each) is not None for each in self.members.values()) else ""
 
-    def _rate(self, member: Member) -> object:
+    def _rate(self, member: Member) -> Decimal | None:
         own = member.replica.usd_per_hour
         return self._fleet.usd_per_hour if own is None else own
 
@@ -317,8 +346,9 @@ class Replicas:
             try:
                 await self._sync()
                 await self._wake()
-            except BoardUnavailableError:
-                log.warning("fleet_not_synced", deployment=self.deployment.name)
+                await self._write_bills()
+            except (BoardUnavailableError, LogUnavailableError) as error:
+                log.warning("fleet_not_synced", deployment=self.deployment.name, error=type(error).__name__)
             await self._rest(started)
 
     async def _rest(self, started: float) -> None:
@@ -360,7 +390,7 @@ class Replicas:
             member.bounds = probed.bounds or member.bounds
             member.told(probed.facts, now)
             if member.health.state is State.DOWN:
-                member.bounds = None  # another one may come back in its place
+                member.bounds = member.token_s = None  # another one may come back in its place
             if member.health.state is not before:
                 log.info("replica_changed", **self._named(member), state=member.health.state, why=member.health.why)
 
@@ -430,6 +460,17 @@ class Replicas:
             return
         if await self._places.may_wake(self.deployment.name, again_s=waker.again_s):
             await wake(self._session, waker, self.deployment.name)
+
+    async def _write_bills(self) -> None:
+        if self._bills is None or (self._billed_at is not None and self._clock() - self._billed_at < BILL_S):
+            return
+        self._billed_at = self._clock()
+        name = self.deployment.name
+        for member in self.members.values():
+            rate = self._rate(member)
+            if rate is not None:
+                await self._bills.write(name, member.replica.name, rate)
+        await self._bills.publish(name)
 
     def _out_until(self, member: Member) -> float:
         """On the board's clock; 0 where it is not ejected."""

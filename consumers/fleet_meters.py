@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from policies.machine_time import Bill
+
 LABELS = ["deployment", "replica"]
 
 
@@ -19,6 +21,15 @@ class FleetMeters:
         )
         self._ejected = Counter(
             "pointsman_replica_ejections_total", "Times that it was ejected, by this worker", LABELS, registry=registry
+        )
+        self._usd = Counter(
+            "pointsman_machine_usd_total",
+            "Dollars of a replica's machine; idle ones by cause",
+            [*LABELS, "part"],
+            registry=registry,
+        )
+        self._seconds = Counter(
+            "pointsman_machine_seconds_total", "Time that was billed", [*LABELS, "part"], registry=registry
         )
         self._known: dict[str, set[str]] = {}
 
@@ -37,6 +48,14 @@ class FleetMeters:
         """One was ejected."""
         self._ejected.labels(deployment, replica).inc()
 
+    def billed(self, deployment: str, replica: str, bill: Bill) -> None:
+        """A span of its machine's time was billed by this worker."""
+        parts = {"busy": bill.busy, **{str(cause): usd for cause, usd in bill.idle.items()}}
+        for part, usd in parts.items():
+            self._usd.labels(deployment, replica, part).inc(usd / 1e12)
+        self._seconds.labels(deployment, replica, "busy").inc(bill.busy_ms / 1000)
+        self._seconds.labels(deployment, replica, "idle").inc((bill.up_ms - bill.busy_ms) / 1000)
+
     def _forget(self, deployment: str, names: Iterable[str]) -> None:
         for name in names:
             for meter in (self._calls, self._cap, self._ready, self._waiting, self._ejected):
@@ -44,6 +63,8 @@ class FleetMeters:
                     meter.remove(deployment, name)
                 except KeyError:
                     continue  # it had none
+            for meter in (self._usd, self._seconds):
+                meter.remove_by_labels({"deployment": deployment, "replica": name})
 
 
 def _number(value: object) -> float:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 OVERLOADED = 1.3  # the favourite of a prompt may have so many times the mean load
+SLOW = 1.5  # times the usual pace
+ALIKE = 1.25  # up to so much of a difference is chance
 PREFIX_BYTES = 2048  # of the conversation's beginning
 LEAST_PREFIX = 256  # bytes; less is prefilled faster than it is found
 FULL = 0.9  # of an engine's KV cache: above it begins to throw out what runs
@@ -17,16 +19,27 @@ USED = 0.8  # only who uses his cap learns whether it could be higher
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica that may be called. `load`: calls that are there, of whoever; `cap`: how many there may be."""
+    """A replica that may be called. `load`: calls that are there, of whoever; `cap`: how many there may be.
+
+    `pace`: how long it takes for a token, over what is usual among them. Of two that are as good the one that was
+    `given` less gets the next one.
+    """
 
     name: str
     load: int
     cap: int
+    given: int = 0
+    pace: float = 1.0
 
     @property
     def room(self) -> int:
         """Calls that may begin there."""
         return max(0, self.cap - self.load)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a cached beginning is not worth it there."""
+        return self.pace >= SLOW
 
 
 def prefix_of(body: bytes) -> bytes | None:
@@ -48,7 +61,7 @@ def ranked(
 ) -> Sequence[Candidate]:
     """Those with room, the chosen one first, the others as they would do instead; `avoid` only where nothing else is.
 
-    The favourite of the prefix, unless it is overloaded; else the less loaded of two that `rolls` (in 0..1) draw.
+    The favourite of the prefix that is not overloaded; without a prefix the better of two that `rolls` (in 0..1) draw.
     """
     free = [each for each in candidates if each.room]
     wanted = [each for each in free if each.name not in avoid] or free
@@ -88,11 +101,17 @@ def raised(learned: Learned | None, *, in_flight: int, ceiling: int, now: float)
 
 
 def _favourite(candidates: Sequence[Candidate], wanted: Sequence[Candidate], prefix: bytes | None) -> Candidate | None:
+    """The first that is not overloaded, in an order of the prefix's own: so its second home is always the same."""
     if prefix is None:
         return None
-    favourite = max(candidates, key=lambda each: blake2b(each.name.encode() + b"\0" + prefix, digest_size=8).digest())
-    mean = (sum(each.load for each in candidates) + 1) / len(candidates)
-    return favourite if favourite in wanted and favourite.load + 1 <= math.ceil(OVERLOADED * mean) else None
+    homes = [each for each in candidates if not each.is_slow] or candidates
+    most = math.ceil(OVERLOADED * (sum(each.load for each in candidates) + 1) / len(candidates))
+
+    def rank(each: Candidate) -> bytes:
+        return blake2b(each.name.encode() + b"\0" + prefix, digest_size=8).digest()
+
+    in_order = sorted(homes, key=rank, reverse=True)
+    return next((each for each in in_order if each.load < most and each in wanted), None)
 
 
 def _of_two(wanted: Sequence[Candidate], rolls: tuple[float, float]) -> Candidate:
@@ -101,5 +120,7 @@ def _of_two(wanted: Sequence[Candidate], rolls: tuple[float, float]) -> Candidat
     return min(wanted[one], wanted[other], key=_use)
 
 
-def _use(candidate: Candidate) -> float:
-    return candidate.load / candidate.cap
+def _use(candidate: Candidate) -> tuple[float, int]:
+    """What it costs a job to go there: an engine that is full takes about twice as long as one that idles."""
+    pace = candidate.pace if candidate.pace >= ALIKE else 1.0
+    return pace * (1 + candidate.load / candidate.cap), candidate.given

@@ -11,7 +11,7 @@ from decimal import Decimal
 from enum import StrEnum
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast
 
 import typer
 import yaml
@@ -25,7 +25,7 @@ from gateway.settings import Settings, SettingsError, load
 from gateway.up import up
 from policies.keys import KeyTakenError, PublicKeyError
 from policies.scripts import BoardUnavailableError
-from router.costs import DAYS_KEPT, Spent, spent
+from router.costs import DAYS_KEPT, By, Spent, spent
 from router.ledger import plain
 from router.log import LogUnavailableError
 from router.rebuild import Rebuilt, begin
@@ -73,6 +73,7 @@ class GroupBy(StrEnum):
     DEPLOYMENT = "deployment"
     LANE = "lane"
     DAY = "day"
+    REPLICA = "replica"
 
 
 def main() -> None:
@@ -180,14 +181,18 @@ def costs_command(
     config: ConfigOption = None,
     data: DataOption = None,
     by: Annotated[
-        GroupBy, typer.Option(help="What a row is. batch: what a worker dispatched together.")
+        GroupBy,
+        typer.Option(help="What a row is. batch: what a worker dispatched together; replica: a machine and its time."),
     ] = GroupBy.TENANT,
     days: Annotated[int, typer.Option(min=1, max=DAYS_KEPT, help="How many days, today included.")] = DAYS_KEPT,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row.")] = False,
 ) -> None:
     """Dollars, tokens and jobs, summed over charge lines."""
     settings = _reachable(_load(config, _environ(data)))
-    rows = _run(_costs(settings, by, days))
+    if by is GroupBy.REPLICA:
+        _run(cli_fleet.show_machines(settings, out, days=days, as_json=as_json))
+        return
+    rows = _run(_costs(settings, cast(By, by.value), days))
     if as_json:
         for row in rows:
             out.print_json(json.dumps(_cost_values(row)), indent=None)
@@ -315,12 +320,12 @@ async def _topics(settings: Settings, *, create: bool) -> int:
     return sum(name not in found for name in wanted)
 
 
-async def _costs(settings: Settings, by: GroupBy, days: int) -> list[Spent]:
+async def _costs(settings: Settings, by: By, days: int) -> list[Spent]:
     async with wiring.core(settings) as core:
         seconds, _ = await core.redis.time()
         today = datetime.fromtimestamp(seconds, UTC).date()
         wanted = [today - timedelta(days=ago) for ago in range(days)]
-        return await spent(core.redis, core.tenants, by=by.value, days=wanted)
+        return await spent(core.redis, core.tenants, by=by, days=wanted)
 
 
 def _write_config(data: Path, upstream: str, model: str) -> Path:

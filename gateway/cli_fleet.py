@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +13,10 @@ from rich.table import Table
 from consumers.places import Places
 from gateway import wiring
 from gateway.settings import Settings
+from policies.machine_time import Idle
 from policies.scripts import Scripts
+from router.costs import Machine, machines
+from router.ledger import plain
 
 REFRESH_S = 1.0
 COLUMNS = ("deployment", "replica", "engine", "state", "why")
@@ -37,6 +41,55 @@ async def show(settings: Settings, out: Console, *, as_json: bool, once: bool) -
                 while True:
                     await asyncio.sleep(REFRESH_S)
                     live.update(_table(await rows(places, fleets)), refresh=True)
+
+
+async def show_machines(settings: Settings, out: Console, *, days: int, as_json: bool) -> None:
+    """What the replicas' machines cost, and whose calls used how much of it: one JSON object a row, or tables."""
+    async with wiring.core(settings) as core:
+        seconds, _ = await core.redis.time()
+        today = datetime.fromtimestamp(seconds, UTC).date()
+        wanted = [today - timedelta(days=ago) for ago in range(days)]
+        found = await machines(core.redis, core.deployments, days=wanted)
+    if as_json:
+        for machine in found.each:
+            out.print(json.dumps(_machine_values(machine)), soft_wrap=True, markup=False)
+        return
+    table = Table(title="Costs of machines")
+    for column in ("deployment", "replica"):
+        table.add_column(column, overflow="fold")
+    for column in ("hours", "dollars", "busy", *Idle, "in use", "tokens", "$/1,000 tokens"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for machine in found.each:
+        table.add_row(
+            machine.deployment,
+            machine.replica,
+            f"{machine.up_s / 3600:.2f}",
+            plain(machine.usd),
+            plain(machine.busy),
+            *(plain(machine.idle.get(cause, Decimal(0))) for cause in Idle),
+            _percent(machine.utilisation),
+            str(machine.tokens),
+            "?" if machine.usd_per_1000_tokens is None else f"{machine.usd_per_1000_tokens:.6f}",
+        )
+    out.print(table)
+    for tenant, usd in sorted(found.by_tenant.items()):
+        out.print(f"Calls of {tenant} used {plain(usd)} dollars of them.", markup=False)
+
+
+def _machine_values(machine: Machine) -> Row:
+    per_1000 = machine.usd_per_1000_tokens
+    return {
+        "deployment": machine.deployment,
+        "replica": machine.replica,
+        "usd": plain(machine.usd),
+        "busy_usd": plain(machine.busy),
+        "idle_usd": {cause: plain(machine.idle.get(cause, Decimal(0))) for cause in Idle},
+        "up_s": round(machine.up_s, 3),
+        "busy_s": round(machine.busy_s, 3),
+        "utilisation": None if machine.utilisation is None else round(machine.utilisation, 4),
+        "tokens": machine.tokens,
+        "usd_per_1000_tokens": None if per_1000 is None else f"{per_1000:.9f}",
+    }
 
 
 async def rows(places: Places, deployments: list[str]) -> list[Row]:

@@ -30,7 +30,7 @@ from router.board import Board
 from router.epoch import Epoch
 from router.files import Files
 from router.keyring import Keyring
-from router.log import Log
+from router.log import Log, Record
 from router.log_streams import StreamsLog
 from router.outbox import Outbox
 from router.payloads import Payloads
@@ -372,13 +372,22 @@ async def open_backend(core: Core, name: str, registry: CollectorRegistry) -> As
         case "gpu":
             from consumers.backend_gpu import GpuBackend
             from consumers.fleet_meters import FleetMeters
+            from consumers.machine_bills import MachineBills
             from consumers.places import Places
 
             secrets = {deployment: settings.secret_for(deployment) for deployment in settings.deployments}
-            places = Places(Scripts(core.redis), hold_s=settings.worker.lease_s * 2)
+            scripts, meters = Scripts(core.redis), FleetMeters(registry)
             ours = [each for each in core.deployments.values() if each.backend == name]
+
+            async def append(id: str, record: str) -> None:
+                await core.log.append(topics.CHARGES, Record(record.encode(), {"version": "1", "id": id}))
+
             async with GpuBackend.open(
-                secrets, places=places, deployments=ours, meters=FleetMeters(registry)
+                secrets,
+                places=Places(scripts, hold_s=settings.worker.lease_s * 2),
+                deployments=ours,
+                meters=meters,
+                bills=MachineBills(scripts, append, meters),
             ) as backend:
                 yield backend
         case "echo":

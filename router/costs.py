@@ -2,12 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from typing import Any, Literal
 
 from redis.asyncio import Redis
+
+from policies.quota import deployment_slot
 
 By = Literal["batch", "tenant", "deployment", "lane", "day"]
 DAYS_KEPT = 35
@@ -60,8 +62,8 @@ async def spent(redis: "Redis", tenants: Iterable[str], *, by: By, days: Sequenc
 async def _add_days(redis: "Redis", tenant: str, rows: dict[str, Spent], by: By, days: Sequence[date]) -> None:
     for day in days:
         counters: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-        for field, value in _decoded(await redis.hgetall(f"{{t:{tenant}}}:costs:{day.isoformat()}")).items():
-            deployment, lane, counter = field.split("|")
+        for column, value in _decoded(await redis.hgetall(f"{{t:{tenant}}}:costs:{day.isoformat()}")).items():
+            deployment, lane, counter = column.split("|")
             counters[deployment, lane][counter] = int(value)
         for (deployment, lane), counts in counters.items():
             name = {"tenant": tenant, "deployment": deployment, "lane": lane, "day": day.isoformat()}[by]
@@ -87,3 +89,72 @@ async def _add_microbatches(redis: "Redis", tenant: str, rows: dict[str, Spent])
 
 def _decoded(fields: Any) -> dict[str, str]:
     return {field.decode(): value.decode() for field, value in fields.items()}
+
+
+@dataclass(slots=True)
+class Machine:
+    """What a replica's machine cost. `usd` is busy and idle together; `idle` is by cause; times are seconds."""
+
+    deployment: str
+    replica: str
+    usd: Decimal = Decimal(0)
+    busy: Decimal = Decimal(0)
+    idle: dict[str, Decimal] = field(default_factory=dict)
+    up_s: float = 0.0
+    busy_s: float = 0.0
+    tokens: int = 0
+
+    @property
+    def utilisation(self) -> float | None:
+        """The part of its time in which something ran."""
+        return self.busy_s / self.up_s if self.up_s else None
+
+    @property
+    def usd_per_1000_tokens(self) -> Decimal | None:
+        """What a thousand tokens cost on it, idle time included."""
+        return self.usd * 1000 / self.tokens if self.tokens else None
+
+    def add(self, counter: str, amount: int) -> None:
+        """Add one of its counters."""
+        match counter:
+            case "usd":
+                self.usd += Decimal(amount).scaleb(-12)
+            case "busy":
+                self.busy += Decimal(amount).scaleb(-12)
+            case "up_ms":
+                self.up_s += amount / 1000
+            case "busy_ms":
+                self.busy_s += amount / 1000
+            case "tokens":
+                self.tokens += amount
+            case _:
+                self.idle[counter] = self.idle.get(counter, Decimal(0)) + Decimal(amount).scaleb(-12)
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """What machines cost: each of them, and what tenants' calls used of them, without the idle time."""
+
+    each: Sequence[Machine]
+    by_tenant: Mapping[str, Decimal]
+
+    @property
+    def usd(self) -> Decimal:
+        """All of it."""
+        return sum((machine.usd for machine in self.each), Decimal(0))
+
+
+async def machines(redis: "Redis", deployments: Iterable[str], *, days: Sequence[date]) -> Machines:
+    """By deployment and replica."""
+    found: dict[tuple[str, str], Machine] = {}
+    by_tenant: dict[str, Decimal] = defaultdict(Decimal)
+    for deployment in deployments:
+        for day in days:
+            counters = _decoded(await redis.hgetall(f"{deployment_slot(deployment)}:machines:{day.isoformat()}"))
+            for name, value in counters.items():
+                replica, counter, *tenant = name.split("|")
+                if tenant:
+                    by_tenant[tenant[0]] += Decimal(int(value)).scaleb(-12)
+                else:
+                    found.setdefault((deployment, replica), Machine(deployment, replica)).add(counter, int(value))
+    return Machines([found[name] for name in sorted(found)], dict(by_tenant))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from bench.fleet import fleet
+from bench.crew import crew
 from bench.provider_double import Running, provider
 from bench.servers import TENANT, Stage, stage
 from router import topics
@@ -110,7 +110,7 @@ async def site() -> AsyncIterator[Site]:
         unavailable(f"the log of these tests is a Kafka of their own: {why}")
     [port] = free_ports(1)
     with provider() as upstream:
-        async with stage(log="kafka", changed=_settings(upstream)) as place, fleet(place) as ours:
+        async with stage(log="kafka", changed=_settings(upstream)) as place, crew(place) as ours:
             members = [await ours.http(port), await ours.worker("gpu"), await ours.worker("gpu"), await ours.sweeper()]
             await asyncio.gather(*(member.ready() for member in members))
             key = await place.core.keyring.create(TENANT, "ci")

@@ -14,7 +14,7 @@ import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 
 from bench.audit import audit, settled
-from bench.fleet import Fleet, fleet, freeze
+from bench.crew import Crew, crew, freeze
 from bench.provider_double import Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
 from tests.acceptance.clients import Clients, Refusal
@@ -39,7 +39,7 @@ class Site:
     """Everything that runs."""
 
     place: Stage
-    fleet: Fleet
+    crew: Crew
     upstream: Running
     clients: Clients
     valkey_pid: int
@@ -84,7 +84,7 @@ async def site() -> AsyncIterator[Site]:
         unavailable(f"these tests stop brokers of their own: {why}")
     [port] = free_ports(1)
     with provider() as upstream:
-        async with stage(log="kafka", brokers=3, changed=_settings(upstream)) as place, fleet(place) as ours:
+        async with stage(log="kafka", brokers=3, changed=_settings(upstream)) as place, crew(place) as ours:
             members = [await ours.http(port), await ours.worker("gpu"), await ours.worker("gpu"), await ours.sweeper()]
             await asyncio.gather(*(member.ready() for member in members))
             info = await place.core.redis.info("server")

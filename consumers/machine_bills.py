@@ -1,0 +1,169 @@
+"""Writes the bills of replicas' machines: each span of time once, split over the calls that ran there."""
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import cast
+
+from consumers.fleet_meters import FleetMeters
+from policies.machine_time import Bill, Phase, Ran, split
+from policies.quota import deployment_slot
+from policies.scripts import Script, Scripts, Value
+from router.ledger import plain
+
+MOST_CALLS = 4000  # that have ended, in one bill: it has to fit in a record
+LEAST_MS = 1000
+
+Append = Callable[[str, str], Awaitable[None]]  # an id and a record, onto the ledger
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """What a machine has done since the last bill, and whose its calls were."""
+
+    since: int
+    until: int
+    seen: str  # where the last bill ended, as it is written down
+    carry: int
+    phases: Sequence[tuple[int, Phase]]
+    calls: Sequence[Ran]
+    tenants: dict[str, str]
+    ended: int
+    tokens: int
+
+
+class MachineBills:
+    """Any worker may write them, any number of times: a span is closed once. Raises `BoardUnavailableError`.
+
+    A bill is on the board before it is on the ledger, and there until `append` has returned.
+    """
+
+    def __init__(self, scripts: Scripts, append: Append, meters: FleetMeters | None = None) -> None:
+        self._scripts = scripts
+        self._append = append
+        self._meters = meters
+        self._used = _script("used")
+        self._bill = _script("bill")
+        self._owed = _script("owed")
+        self._struck = _script("struck")
+
+    async def write(self, deployment: str, replica: str, usd_per_hour: Decimal) -> Bill | None:
+        """Bill the time since the last bill. None: there is nothing to bill, or another worker has."""
+        used = _read(await self._run(self._used, deployment, replica, MOST_CALLS))
+        if used is None or used.until - used.since < LEAST_MS:
+            return None
+        bill = split(usd_per_hour, used.phases, used.calls, since=used.since, until=used.until, carry=used.carry)
+        id = f"machine:{deployment}:{replica}:{used.since}"
+        over = sum(at <= used.until for at, _ in used.phases) - 1  # the last of them still holds
+        closed = await self._run(
+            self._bill,
+            deployment,
+            replica,
+            used.seen,
+            used.until,
+            bill.carry,
+            used.ended,
+            max(0, over),
+            datetime.fromtimestamp(used.until / 1000, UTC).date().isoformat(),
+            id,
+            _record(id, deployment, replica, usd_per_hour, used, bill),
+            *_counters(replica, used, bill),
+        )
+        if not closed:
+            return None
+        if self._meters is not None:
+            self._meters.billed(deployment, replica, bill)
+        return bill
+
+    async def publish(self, deployment: str) -> None:
+        """Put on the ledger what is not there yet; an id may come twice. Raises what `append` does as well."""
+        owed = cast("list[bytes]", await self._run(self._owed, deployment))
+        for id, record in zip(owed[::2], owed[1::2], strict=True):
+            await self._append(id.decode(), record.decode())
+            await self._run(self._struck, deployment, id)
+
+    async def _run(self, script: Script, deployment: str, *args: Value) -> object:
+        prefix = deployment_slot(deployment) + ":"
+        return await self._scripts.run(script, [f"{prefix}fleet"], [prefix, *args])
+
+
+def _read(answer: object) -> _Used | None:
+    now, last, carry, phases, ended, running = cast(
+        "tuple[int, bytes, bytes, list[bytes], list[bytes], list[bytes]]", answer
+    )
+    known = [(int(at), Phase(phase.decode())) for at, phase in (line.split() for line in phases)]
+    calls: list[Ran] = []
+    tenants: dict[str, str] = {}
+    tokens, until = 0, now
+    rows = [line.decode().split() for line in ended]
+    if len(rows) == MOST_CALLS:
+        until = int(rows[-1][1])
+    for start, end, tenant, id, used in rows:
+        calls.append(Ran(id, int(start), int(end)))
+        tenants[id] = tenant
+        tokens += int(used)
+    for name, began in zip(running[::2], running[1::2], strict=True):
+        start, tenant = began.decode().split()
+        calls.append(Ran(name.decode(), int(start), now))
+        tenants[name.decode()] = tenant
+    first = min([at for at, _ in known] + [call.start for call in calls], default=None)
+    if first is None:
+        return None
+    since = int(last) if last else first
+    return _Used(since, until, last.decode(), int(carry), known, calls, tenants, len(rows), tokens)
+
+
+def _record(id: str, deployment: str, replica: str, rate: Decimal, used: _Used, bill: Bill) -> str:
+    shares = [
+        {
+            "job": call.rpartition(".")[0],
+            "attempt": int(call.rpartition(".")[2]),
+            "tenant": used.tenants[call],
+            "seconds": bill.held_ms[call] / 1000,
+            "usd": _dollars(share),
+        }
+        for call, share in bill.shares.items()
+    ]
+    return json.dumps(
+        {
+            "type": "machine",
+            "id": id,
+            "deployment": deployment,
+            "replica": replica,
+            "from_ms": used.since,
+            "to_ms": used.until,
+            "usd_per_hour": plain(rate),
+            "up_s": bill.up_ms / 1000,
+            "busy_s": bill.busy_ms / 1000,
+            "usd": _dollars(bill.total),
+            "busy_usd": _dollars(bill.busy),
+            "idle_usd": {cause: _dollars(usd) for cause, usd in bill.idle.items()},
+            "shares": shares,
+        },
+        separators=(",", ":"),
+    )
+
+
+def _counters(replica: str, used: _Used, bill: Bill) -> list[Value]:
+    counted: dict[str, int] = {
+        f"{replica}|usd": bill.total,
+        f"{replica}|busy": bill.busy,
+        f"{replica}|up_ms": bill.up_ms,
+        f"{replica}|busy_ms": bill.busy_ms,
+        f"{replica}|tokens": used.tokens,
+        **{f"{replica}|{cause}": usd for cause, usd in bill.idle.items()},
+    }
+    for call, share in bill.shares.items():
+        name = f"|tenant|{used.tenants[call]}"
+        counted[name] = counted.get(name, 0) + share
+    return [value for name, amount in counted.items() if amount for value in (name, amount)]
+
+
+def _dollars(picodollars: int) -> str:
+    return plain(Decimal(picodollars).scaleb(-12))
+
+
+def _script(name: str) -> Script:
+    return Script.load("consumers", "places_functions", f"places_{name}")
