@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from bench.audit import audit, settled
-from bench.fleet import Fleet, Member, fleet
+from bench.crew import Crew, Member, crew
 from bench.provider_double import Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
 from gateway.check import STOP_S
@@ -34,7 +34,7 @@ class Site:
     """Everything that runs."""
 
     place: Stage
-    fleet: Fleet
+    crew: Crew
     upstream: Running
     clients: Clients
     valkey_pid: int
@@ -65,7 +65,7 @@ async def site() -> AsyncIterator[Site]:
         unavailable(f"these tests stop a broker of their own: {why}")
     [port] = free_ports(1)
     with provider() as upstream:
-        async with stage(log="kafka", changed=_settings(upstream)) as place, fleet(place) as ours:
+        async with stage(log="kafka", changed=_settings(upstream)) as place, crew(place) as ours:
             await asyncio.gather(*(member.ready() for member in [await ours.http(port), await ours.worker("gpu")]))
             info = await place.core.redis.info("server")
             clients = Clients(f"http://{HOST}:{port}", await place.new_key())
@@ -113,21 +113,21 @@ async def ends(member: Member, within: float) -> float:
 async def test_a_worker_that_is_told_to_stop_while_what_it_needs_is_away_ends_in_time_and_loses_nothing(
     site: Site, away: str
 ) -> None:
-    [worker] = site.fleet.alive("worker")
+    [worker] = site.crew.alive("worker")
     pids = {"redis": [site.valkey_pid], "log": [site.broker_pid], "both": [site.valkey_pid, site.broker_pid]}[away]
     async with site.clients.sending():
         await until(site.calls_are_open)
         await asyncio.sleep(1)
     async with stopped(pids):
         took = await ends(worker, DRAIN_S + STOP_S + EXIT_S)
-    await (await site.fleet.worker("gpu")).ready()
+    await (await site.crew.worker("gpu")).ready()
 
     await site.assert_all_is_well()
     print(f"{away} away: ended after {took:.1f} s")
 
 
 async def test_a_gateway_that_is_told_to_stop_while_redis_and_the_log_are_away_ends_in_time(site: Site) -> None:
-    [gateway] = site.fleet.alive("http")
+    [gateway] = site.crew.alive("http")
     async with stopped([site.valkey_pid, site.broker_pid]):
         took = await ends(gateway, STOP_S + EXIT_S)
 
