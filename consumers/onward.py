@@ -20,6 +20,7 @@ log = structlog.get_logger(__name__)
 
 NO_BUDGET_S = 5.0
 NO_REPLICA_S = 2.0
+QUEUED_LOOK_S = 3.0  # queued jobs do not all look each time that the one call may have ended which tests the deployment
 LONGEST_HOLD_S = 10.0  # that a caller waits for a deployment to be tested again
 
 
@@ -62,15 +63,17 @@ class Onward:
 
     async def instead(self, job: Job, cooling: Cooling) -> Alternative | Later | GiveUp:
         """What a job does while its deployment cools. A queued one waits, a caller not for long."""
-        wait = Later(cooling.seconds + 0.2 * self.jitter(), "cooling")
+        least = 0.0 if job.is_waited_for else QUEUED_LOOK_S * self.jitter()
+        wait = Later(max(cooling.seconds, least) + 0.2 * self.jitter(), "cooling")
         if cooling.is_pause and cooling.seconds <= self.retries.patience:
             return wait
         failure = Failure.THROTTLED if cooling.is_pause else Failure.UNAVAILABLE
         to = await self._next(job, failure)
         if to is not None:
             return to
-        is_too_long = job.is_waited_for and cooling.seconds > LONGEST_HOLD_S and not cooling.is_pause
-        return GiveUp(failure.value) if is_too_long else wait
+        held = max(cooling.seconds, self.conditions.age_of(job.route.deployment, job.created_at))
+        is_told = job.is_waited_for and held > LONGEST_HOLD_S and not cooling.is_pause
+        return GiveUp(failure.value) if is_told else wait
 
     async def without_replicas(self, job: Job) -> Alternative | Later:
         """What a job does whose deployment has no replica that can be called. Raises `BoardUnavailableError`."""

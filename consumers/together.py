@@ -9,7 +9,7 @@ from consumers.backend import Answer, Backend, BackendError, OnChunk, SoFar, Sub
 from consumers.embeddings import Call
 from policies.deployments import Deployment
 from policies.pricing import Usage
-from policies.retries import Failure
+from policies.retries import FINAL
 from router.job import Estimate, Job
 
 PATIENCE_S = 0.25  # for those of a microbatch that are still on their way to their call
@@ -117,7 +117,7 @@ class Together:
             for member, part in zip(members, await self._together(members), strict=True):
                 _settle(member, part)
         except BackendError as error:
-            if error.failure is Failure.REJECTED and len(members) > 1:
+            if error.failure in FINAL and len(members) > 1:
                 for member in shared.alive:
                     self._start([member])
                 return
@@ -169,5 +169,6 @@ def _fail(member: _Member, error: BackendError) -> None:
             usage=usage,
             retry_after=error.retry_after,
             param=error.param,
+            another_replica=error.another_replica,
         )
     )

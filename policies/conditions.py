@@ -58,6 +58,11 @@ class Conditions:
         verdict = ask(seen.condition, "", self.clock() + seen.board_minus_ours, self.rule)
         return verdict if isinstance(verdict, Cooling) else None
 
+    def age_of(self, deployment: str, moment: float) -> float:
+        """Seconds since a moment that is on the board's clock; 0 before the deployment was first asked for."""
+        seen = self._seen.get(deployment)
+        return 0.0 if seen is None else self.clock() + seen.board_minus_ours - moment
+
     async def failed(
         self, deployment: str, failure: Failure, *, job: str, call: str, retry_after: float | None
     ) -> Condition:

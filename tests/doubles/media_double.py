@@ -5,7 +5,7 @@ of chat, named in the model or at the start of an input, a prompt or a transcrip
 
 | behaviour | what it does |
 |---|---|
-| `guilty` | in an input: status 400 for the whole call, with the param `input` |
+| `guilty` | in an input: status 400 for the whole call, with the param `input`; `guilty-long` for its length |
 | `deadly` | in an input: status 500 for the whole call |
 | `most-N` | status 422 for more than N inputs |
 | `floats`, `base64` | embeddings in that form, whatever was asked for |
@@ -34,6 +34,8 @@ def embeddings(body: dict[str, Any], asked: Any) -> web.Response:
     given = body["input"]
     inputs = [given] if isinstance(given, str) or isinstance(given[0], int) else given
     texts = [each for each in inputs if isinstance(each, str)]
+    if any("double:guilty-long" in text for text in texts):
+        return _error(400, "This model's maximum context length is 8 tokens.", "input")
     if any("double:guilty" in text for text in texts):
         return _error(400, "this input cannot be", "input")
     if any("double:deadly" in text for text in texts):

@@ -119,8 +119,9 @@ async def test_the_inputs_of_a_microbatch_are_one_call_and_each_job_has_its_own_
     )
 
 
-async def test_only_the_job_with_the_guilty_input_fails(scene: Scene) -> None:
-    jobs = [await scene.queued(text) for text in ("good", "double:guilty", "fine")]
+@pytest.mark.parametrize("guilty", ["double:guilty", "double:guilty-long"])
+async def test_only_the_job_with_the_guilty_input_fails(scene: Scene, guilty: str) -> None:
+    jobs = [await scene.queued(text) for text in ("good", guilty, "fine")]
 
     async with scene.working():
         views = await scene.bench.ended(*jobs)
