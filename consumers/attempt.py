@@ -48,6 +48,7 @@ from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
 from router import ledger, responses
 from router.board import (
+    AtBackend,
     Attempted,
     Board,
     Busy,
@@ -163,6 +164,8 @@ class Attempt:
         match claim := await self.until_it_works(lambda: self.board.claim(job, owner, lease_s=self.lease_s)):
             case Busy(seconds):
                 return Later(min(seconds, self.lease_s / 4) + 0.05, "busy")
+            case AtBackend():
+                return HandedOff()
             case Finished():
                 await self.until_it_works(lambda: self.outbox.drain(job.tenant, job_id=job.id))
                 return Concluded()

@@ -1,8 +1,8 @@
 """What workers and senders count, for Prometheus. Labels are from closed lists, never a user's text."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from consumers.outcome import Concluded, Dead, HandedOff, Later, Left, MovedOn, Outcome, Waiting
 from policies.quota import Shadow
@@ -26,6 +26,9 @@ class WorkerMeters:
             "pointsman_failures_total", "Calls that failed", ["deployment", "failure"], registry=registry
         )
         self._dead = Counter("pointsman_dead_letters_total", "Dead letters", ["reason"], registry=registry)
+        self._takes_nothing = Gauge(
+            "pointsman_worker_takes_nothing", "1 while no job is taken or run, by reason", ["reason"], registry=registry
+        )
         self._unpriced = Counter(
             "pointsman_unpriced_attempts_total", "Attempts whose price is not in the book", registry=registry
         )
@@ -64,6 +67,10 @@ class WorkerMeters:
     def failed(self, deployment: str, failure: Failure) -> None:
         """A call has failed."""
         self._failures.labels(deployment, failure).inc()
+
+    def watch(self, reason: str, holds: Callable[[], bool]) -> None:
+        """Why no job may be taken, looked at whenever somebody asks for the metrics."""
+        self._takes_nothing.labels(reason).set_function(lambda: float(holds()))
 
     def dead(self, reason: str) -> None:
         """A record was put on the dead letters."""

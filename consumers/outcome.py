@@ -40,7 +40,10 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class HandedOff:
-    """The backend has taken the job, and the board knows it; a collector concludes it. The record is done."""
+    """The backend has taken the job, and the board knows it; a collector concludes it.
+
+    The record goes round the retry topics until then: should the board be lost, it is all that is known of the job.
+    """
 
 
 @dataclass(frozen=True, slots=True)

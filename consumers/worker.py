@@ -41,6 +41,7 @@ CLOCK_EVERY_S = 30.0
 class Bounds:
     """How much one worker holds and for how long. `slots` is for a deployment without a limit of its own.
 
+    The record of a job that a backend has taken is looked at again after `handed_off_s`.
     Of the look-ahead at most one half is overflow.
     """
 
@@ -48,6 +49,7 @@ class Bounds:
     look_ahead_bytes: int = 64 * 1024 * 1024
     slots: int = 64
     drain_s: float = 30.0
+    handed_off_s: float = 600.0
 
 
 @dataclass(slots=True)
@@ -79,6 +81,8 @@ class Worker:
         if self.attempt.places is not None:
             self._schedule.room = self.attempt.places.room
             self._schedule.is_away = self.attempt.places.is_away
+        self.meters.watch("dead_letters", lambda: self.breaker.is_open)
+        self.meters.watch("board_lost", lambda: self.epoch.fault is not None)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; then finish what runs, as far as `drain_s` allows, and give back the rest."""
@@ -256,11 +260,16 @@ class Worker:
             case Dead():
                 tasks.create_task(self._bury(subscription, delivery, ticket.size, outcome))
             case HandedOff():
-                await self._done(subscription, delivery, ticket.size)
+                await self._keep_record(subscription, ticket)
             case MovedOn():
                 await self._move_on(subscription, ticket, outcome.job)
             case Left():
                 return
+
+    async def _keep_record(self, subscription: Subscription, ticket: Ticket) -> None:
+        seconds = self.bounds.handed_off_s
+        due_at = seconds + await self.attempt.until_it_works(self.attempt.board.now)
+        await self._postpone(subscription, ticket, Later(seconds, "handed_off", due_at))
 
     async def _move_on(self, subscription: Subscription, ticket: Ticket, job: Job) -> None:
         """To the other deployment's line: here, where a caller may wait, or on the topic of another backend's lane."""

@@ -95,7 +95,12 @@ class Moved:
     job: Job
 
 
-Claim = Run | Cancelled | Expired | Busy | Finished | Moved
+@dataclass(frozen=True, slots=True)
+class AtBackend:
+    """A backend has it, and a collector will conclude it."""
+
+
+Claim = Run | Cancelled | Expired | Busy | Finished | Moved | AtBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +362,8 @@ class Board:
                 return Busy(int(left) / 1000)
             case [b"finished", state, _]:
                 return Finished(JobState(state.decode()))
+            case [b"submitted"]:
+                return AtBackend()
             case [b"moved", about]:
                 return Moved(_as_known(job, about))
         kind = {b"run": Run, b"cancelled": Cancelled, b"expired": Expired}[answer[0]]

@@ -2,7 +2,7 @@
 -- ARGV: prefix, id, owner, lease ms, how many deployments the job was at before the one that its record names, then (only
 --   when the board had lost the job) the fields to write it anew.
 -- Returns {verdict, ...}: run|cancelled|expired attempts open-attempt ms-left; busy ms; finished state attempts; missing;
---   moved about.
+--   moved about; submitted.
 local job, id, owner, lease_ms = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local now = now_ms()
 local h = redis.call('HMGET', job, 'state', 'owner', 'lease', 'cancel', 'expires', 'attempts', 'open', 'not_before', 'submitted', 'hop',
@@ -24,8 +24,8 @@ if not state then
   state = 'queued'
 end
 if TERMINAL[state] then return {'finished', state, h[6] or '0'} end
--- The backend has it: a collector concludes it, and this record is not needed any more.
-if h[9] then return {'finished', state, h[6] or '0'} end
+-- The backend has it: a collector concludes it, and this record is for a board that is lost meanwhile.
+if h[9] then return {'submitted'} end
 -- It has gone on at another deployment since this record was written.
 if tonumber(h[10] or 0) > tonumber(ARGV[5]) then return {'moved', h[11]} end
 -- Postponed: a copy of the record waits on a retry topic, or its worker died while it was parked.

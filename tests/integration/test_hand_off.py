@@ -11,14 +11,15 @@ from redis.asyncio import Redis
 
 from consumers.backend import Answer, BackendError, OnChunk, Pending, SoFar, Submitted
 from consumers.collector import Collector
-from consumers.retrier import Retrier
+from consumers.retrier import GROUP, Retrier
+from consumers.worker import Bounds
 from policies.deployments import Deployment, Limits
 from policies.pricing import Usage
 from policies.retries import Failure
 from policies.tenants import Tenant
 from router import envelope, topics
 from router.job import Job, JobState
-from tests.builders import Bench, a_bench, a_deployment, until
+from tests.builders import Bench, a_bench, a_deployment, entries, until
 
 
 @dataclass
@@ -69,11 +70,14 @@ async def bench(redis: "Redis", tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
-async def running(bench: Bench, backend: TakingBackend, *, collectors: int = 1) -> AsyncGenerator[None]:
+async def running(
+    bench: Bench, backend: TakingBackend, *, collectors: int = 1, handed_off_s: float = 600.0
+) -> AsyncGenerator[None]:
     """A worker, the retriers and so many collectors."""
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(bench.worker(backend).run(stop))
+        worker = bench.worker(backend, bounds=Bounds(drain_s=5.0, handed_off_s=handed_off_s))
+        tasks.create_task(worker.run(stop))
         for topic in topics.RETRIES:
             tasks.create_task(Retrier(bench.log, bench.board, topic).run(stop))
         for _ in range(collectors):
@@ -209,6 +213,46 @@ async def test_a_collector_that_died_leaves_its_jobs_to_the_next(bench: Bench) -
         [view] = await bench.ended(job)
 
     assert (view.state, backend.submitted) == (JobState.COMPLETED, [f"{job.id}.1"])
+
+
+async def test_the_record_goes_round_until_it_is_over_and_submits_nothing_meanwhile(bench: Bench) -> None:
+    backend = TakingBackend()
+    job = await bench.queued()
+    async with running(bench, backend, handed_off_s=0.05):
+        await until(lambda: _went_round(bench, 3))
+        backend.verdicts[f"{job.id}.1"] = DONE
+        await bench.ended(job)
+        await until(lambda: _is_done(bench, job))
+        await until(lambda: _waits_nowhere(bench))
+
+    assert backend.submitted == [f"{job.id}.1"]
+    assert await bench.events() == {f"job_{job.id}": "job.completed"}
+
+
+async def test_a_board_that_is_lost_loses_no_job_that_a_backend_has(bench: Bench) -> None:
+    backend = TakingBackend()
+    job = await bench.queued()
+    async with running(bench, backend, handed_off_s=0.5):
+        await taken(bench, backend)
+        names = [name async for name in bench.redis.scan_iter(count=1000) if not name.startswith(b"log")]
+        await bench.redis.delete(*names)
+        await bench.rebuild()
+        backend.verdicts[f"{job.id}.1"] = DONE
+        await until(lambda: _has_events(bench, 1))
+
+    assert await bench.events() == {f"job_{job.id}": "job.completed"}
+
+
+async def _has_events(bench: Bench, count: int) -> bool:
+    return len(await bench.events()) == count
+
+
+async def _went_round(bench: Bench, times: int) -> bool:
+    return len(await entries(bench.redis, "jobs.retry.30s")) >= times
+
+
+async def _waits_nowhere(bench: Bench) -> bool:
+    return await bench.log.backlog("jobs.retry.30s", group=GROUP) == 0
 
 
 async def _leased(bench: Bench, job: Job) -> bool:
