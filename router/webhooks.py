@@ -9,7 +9,7 @@ import structlog
 from policies.scripts import Script, Scripts, Value
 from policies.tenants import Tenant
 from policies.webhooks import Endpoint
-from router import compact
+from router import compact, responses
 
 log = structlog.get_logger(__name__)
 
@@ -19,7 +19,10 @@ MOST_DEAD = 10_000  # of a tenant; the oldest go first
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An event as receivers get it. `url` is the one that the job itself named, beside the tenant's endpoints."""
+    """An event as receivers get it. `url` is the one that the job itself named, beside the tenant's endpoints.
+
+    The end of a batch's line is no news for the endpoints, which are told of the batch's.
+    """
 
     id: str
     type: str
@@ -27,6 +30,7 @@ class Notice:
     object_id: str
     ours: Mapping[str, object]
     url: str = ""
+    is_line: bool = False
 
     @property
     def body(self) -> str:
@@ -89,7 +93,8 @@ class Webhooks:
 
     def concerns(self, tenant: str, notice: Notice) -> bool:
         """Whether anybody may want it; a Response that turns out to be incomplete has another type."""
-        return bool(notice.url) or (tenant in self._tenants and bool(self._tenants[tenant].webhooks))
+        has_endpoints = tenant in self._tenants and bool(self._tenants[tenant].webhooks)
+        return bool(notice.url) or (has_endpoints and not notice.is_line)
 
     async def owe(self, tenant: str, notice: Notice) -> None:
         """Let it be sent to whom it concerns, once each however often this is called for one id."""
@@ -156,7 +161,8 @@ class Webhooks:
     def _receivers(self, tenant: str, notice: Notice) -> list[str]:
         """Names of endpoints; the URL that the job named has none."""
         known = self._tenants.get(tenant)
-        names = [] if known is None else [name for name, to in known.webhooks.items() if to.wants(notice.type)]
+        endpoints = {} if known is None or notice.is_line else known.webhooks
+        names = [name for name, to in endpoints.items() if to.wants(notice.type)]
         return [*names, ""] if notice.url else names
 
     async def _owe_to(self, tenant: str, endpoint: str, notice: Notice) -> None:
@@ -196,10 +202,10 @@ class Webhooks:
 
 
 def of_job(event: Mapping[str, Any], *, at: float, url: str) -> Notice:
-    """The notice of a job's terminal event. `at` is when it ended."""
+    """The notice of a job's terminal event, or of a batch's. `at` is when it ended."""
     job, kind = str(event["data"]["id"]), str(event["type"])
-    ours = {name: event[name] for name in ("metadata", "usd", "error_code")}
-    if kind.startswith("job.") and event["endpoint"] == "/v1/responses":  # OpenAI has no event for one that expired
+    if kind.startswith("job.") and event["endpoint"] == responses.ENDPOINT:  # OpenAI has none for one that expired
         end = "failed" if kind == "job.expired" else kind.removeprefix("job.")
-        return Notice(event["id"], f"response.{end}", int(at), f"resp_{job.removeprefix('job_')}", ours, url)
-    return Notice(event["id"], kind, int(at), job, ours, url)
+        job, kind = job.replace("job_", "resp_", 1), f"response.{end}"
+    ours = {name: event[name] for name in ("metadata", "usd", "error_code")}
+    return Notice(event["id"], kind, int(at), job, ours, url, is_line=bool(event.get("batch")))

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,15 @@ async def test_an_event_that_is_owed_twice_is_sent_once(bench: Bench, receiver: 
         await receiver.got(3)
 
     assert sorted(seen.path for seen in receiver.seen) == ["/all", "/all", "/failures"]
+
+
+async def test_the_endpoints_do_not_hear_of_each_line_of_a_batch(bench: Bench, receiver: Receiver) -> None:
+    async with sending(bench):
+        await bench.webhooks.owe("acme", replace(a_notice(url=receiver.url("/own")), is_line=True))
+        await receiver.got(1)
+        await until(lambda: emptied(bench))
+
+    assert [seen.path for seen in receiver.seen] == ["/own"]
 
 
 async def emptied(bench: Bench, tenant: str = "acme") -> bool:
