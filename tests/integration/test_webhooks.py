@@ -23,7 +23,17 @@ from router import ledger, topics
 from router.job import Job, JobState
 from router.wakeups import Wakeups
 from router.webhooks import CHANNEL, Notice, Webhooks
-from tests.builders import Bench, a_bench, answers, impatient_client, records, standing_still, until
+from tests.builders import (
+    Bench,
+    a_bench,
+    a_charge,
+    a_conclusion,
+    answers,
+    impatient_client,
+    records,
+    standing_still,
+    until,
+)
 from tests.receiver import Receiver, Seen, answering, receiving
 
 KEY, SECRET = b"k" * 32, "whsec_a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s="
@@ -113,6 +123,24 @@ async def test_the_end_of_a_background_response_is_openais_own_event(bench: Benc
 
     assert isinstance(unwrapped(seen), openai.types.webhooks.ResponseCancelledWebhookEvent)
     assert unwrapped(seen).data.id == f"resp_{job.id}"
+
+
+@pytest.mark.parametrize(("reason", "type"), [("stop", "response.completed"), ("length", "response.incomplete")])
+async def test_a_response_that_was_cut_short_is_said_to_be_incomplete(
+    bench: Bench, receiver: Receiver, reason: str, type: str
+) -> None:
+    owner = "worker:ann|jobs|1-0|1"
+    result = json.dumps({"choices": [{"message": {"content": "Hel"}, "finish_reason": reason}]}).encode()
+    job = await bench.job(endpoint="/v1/responses")
+    await bench.board.claim(job, owner, lease_s=30)
+    await bench.board.start(job, owner, most_deliveries=3, microbatch="mb_1")
+    await bench.board.finish(job, owner, a_conclusion(job, attempted=a_charge(job), result=result))
+
+    async with sending(bench):
+        await bench.outbox.drain("acme")
+        [seen] = await receiver.got(1)
+
+    assert unwrapped(seen).type == type
 
 
 async def test_an_event_that_is_owed_twice_is_sent_once(bench: Bench, receiver: Receiver) -> None:
