@@ -75,9 +75,7 @@ class Outbox:
         await self.log.append(topics.EVENTS, Record(text.encode(), headers))
         if reply.topic:
             await self.replies.send(event, reply, at=entry.at)
-        url = private.get("webhook_url", "")
-        if url or event.get("batch") is None:  # of a batch's lines, receivers are told by the batch
-            await self._owe_webhooks(event, at=entry.at, url=url)
+        await self._owe_webhooks(event, at=entry.at, url=private.get("webhook_url", ""))
         job, _, attempts = event["id"].removeprefix("evt_").rpartition(".")
         if attempts == "0":
             await self.give_back(event["tenant"], event["deployment"], job)

@@ -9,17 +9,19 @@ import jsonschema
 import pytest
 import yaml
 from jsonschema.protocols import Validator
+from ulid import ULID
 
 from gateway import inbox
 from router import topics
+from router.batches import BatchState, Created, Order, event_text
 from router.log import Record
 from tests.builders import a_body
-from tests.integration.test_inbox import Door, a_door, opened
+from tests.integration.test_inbox import CHAT, Door, a_door, opened
 from tests.servers import LogPlace
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "reference" / "asyncapi.yaml").read_text(encoding="utf-8"))
-ADDRESSES = {"inbox": topics.INBOX, "replies": "acme.replies", "events": topics.EVENTS, "charges": topics.CHARGES}
+ADDRESSES = {"inbox": topics.INBOX, "replies": "acme.replies", "events": topics.EVENTS}
 
 
 @pytest.fixture
@@ -74,10 +76,21 @@ def test_the_document_has_each_topic_endpoint_and_header_of_the_inbox() -> None:
         "{replyTopic}",
         topics.INBOX,
         topics.EVENTS,
-        topics.CHARGES,
     }
     assert set(headers) == {*inbox.KEPT, "authorization", "tenant"}
     assert set(headers["endpoint"]["enum"]) == set(inbox.ENDPOINTS)
+
+
+async def test_the_end_of_a_batch_is_as_the_document_says(door: Door) -> None:
+    order = Order(CHAT, str(ULID()), 1, 3600.0, {"order": "7"}, "", "")
+    made = await door.core.batches.create("acme", str(ULID()), order, idempotency=None)
+    assert isinstance(made, Created)
+    batch = await door.core.batches.view("acme", made.id)
+    assert batch is not None
+
+    record = Record(event_text(batch, BatchState.COMPLETED).encode(), {"version": "1", "id": "x", "at-ms": "1"})
+
+    assert not faults("events", record)["batch"]
 
 
 async def test_real_records_are_as_the_document_says(door: Door) -> None:
@@ -101,4 +114,5 @@ async def test_real_records_are_as_the_document_says(door: Door) -> None:
             fitting = {name for name, wrong in found.items() if not wrong}
             assert len(fitting) == 1, found
             seen[channel] |= fitting
-    assert seen == {channel: set(DOCUMENT["channels"][channel]["messages"]) for channel in ADDRESSES}
+    described = {channel: set(DOCUMENT["channels"][channel]["messages"]) - {"batch"} for channel in ADDRESSES}
+    assert seen == described

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from redis.asyncio import Redis
+from ulid import ULID
 
 from consumers.meters import WebhookMeters
 from consumers.outbound import Outbound
@@ -22,7 +23,7 @@ from policies.webhooks import Endpoint
 from router import ledger, topics
 from router.job import Job, JobState
 from router.wakeups import Wakeups
-from router.webhooks import CHANNEL, Notice, Webhooks
+from router.webhooks import CHANNEL, Notice, Webhooks, of_job
 from tests.builders import (
     Bench,
     a_bench,
@@ -154,6 +155,17 @@ async def test_an_event_that_is_owed_twice_is_sent_once(bench: Bench, receiver: 
         await receiver.got(3)
 
     assert sorted(seen.path for seen in receiver.seen) == ["/all", "/all", "/failures"]
+
+
+async def test_the_end_of_a_batch_is_openais_own_event(bench: Bench, receiver: Receiver) -> None:
+    batch, told = str(ULID()), {"endpoint": "/v1/responses", "metadata": {}, "usd": "0.5", "error_code": None}
+    event = {"id": f"evt_{batch}.1", "type": "batch.completed", "data": {"id": f"batch_{batch}"}, **told}
+    async with sending(bench):
+        await bench.webhooks.owe("acme", of_job(event, at=1_796_000_000.0, url=""))
+        [seen] = await receiver.got(1)
+
+    assert isinstance(unwrapped(seen), openai.types.webhooks.BatchCompletedWebhookEvent)
+    assert unwrapped(seen).data.id == f"batch_{batch}"
 
 
 async def test_the_endpoints_do_not_hear_of_each_line_of_a_batch(bench: Bench, receiver: Receiver) -> None:
