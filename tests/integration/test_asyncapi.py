@@ -14,6 +14,7 @@ from ulid import ULID
 from gateway import inbox
 from router import topics
 from router.batches import BatchState, Created, Order, event_text
+from router.files import Purpose
 from router.log import Record
 from tests.builders import a_body
 from tests.integration.test_inbox import CHAT, Door, a_door, opened
@@ -82,7 +83,9 @@ def test_the_document_has_each_topic_endpoint_and_header_of_the_inbox() -> None:
 
 
 async def test_the_end_of_a_batch_is_as_the_document_says(door: Door) -> None:
-    order = Order(CHAT, str(ULID()), 1, 3600.0, {"order": "7"}, "", "")
+    file_id = str(ULID())
+    await door.core.files.add("acme", file_id, name="in.jsonl", purpose=Purpose.BATCH, size=1)
+    order = Order(CHAT, file_id, 1, 3600.0, {"order": "7"}, "", "")
     made = await door.core.batches.create("acme", str(ULID()), order, idempotency=None)
     assert isinstance(made, Created)
     batch = await door.core.batches.view("acme", made.id)

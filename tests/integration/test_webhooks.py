@@ -158,7 +158,8 @@ async def test_an_event_that_is_owed_twice_is_sent_once(bench: Bench, receiver: 
 
 
 async def test_the_end_of_a_batch_is_openais_own_event(bench: Bench, receiver: Receiver) -> None:
-    batch, told = str(ULID()), {"endpoint": "/v1/responses", "metadata": {}, "usd": "0.5", "error_code": None}
+    batch = str(ULID())
+    told: dict[str, object] = {"endpoint": "/v1/responses", "metadata": {}, "usd": "0.5", "error_code": None}
     event = {"id": f"evt_{batch}.1", "type": "batch.completed", "data": {"id": f"batch_{batch}"}, **told}
     async with sending(bench):
         await bench.webhooks.owe("acme", of_job(event, at=1_796_000_000.0, url=""))
