@@ -145,6 +145,10 @@ class PlacedBackend(Backend, Protocol):
         """Whether none of its replicas can be called now, so that its jobs had better go elsewhere."""
         ...
 
+    def warming(self) -> Sequence[str]:
+        """The deployments that nothing can run on as yet, but soon something will."""
+        ...
+
     async def take_place(self, job: Job, deployment: Deployment, *, attempt: int) -> bool:
         """Whether there is a place for this attempt's `call`, which needs it. Raises `BoardUnavailableError`."""
         ...

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from io import BytesIO
@@ -107,6 +107,10 @@ class GpuBackend:
         """See the port."""
         found = self.replicas.get(deployment)
         return found is not None and found.is_away
+
+    def warming(self) -> Sequence[str]:
+        """See the port."""
+        return [name for name, replicas in self.replicas.items() if replicas.is_warming]
 
     async def take_place(self, job: Job, deployment: Deployment, *, attempt: int) -> bool:
         """See the port."""

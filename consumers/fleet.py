@@ -263,9 +263,14 @@ class Replicas:
 
     @property
     def is_warming(self) -> bool:
-        """Whether none can be called yet, but one will be."""
-        states = [member.health.state for member in self.members.values()]
-        return not any(member.is_open for member in self.members.values()) and State.WARMING in states
+        """Whether none can be called yet, but one will be: it loads, or was called for."""
+        if any(member.is_open for member in self.members.values()):
+            return False
+        loads = any(member.health.state is State.WARMING for member in self.members.values())
+        return loads or (self._fleet.waker is not None and self._is_wanted())
+
+    def _is_wanted(self) -> bool:
+        return self._wanted_at is not None and self._clock() - self._wanted_at <= WANTED_S
 
     def _candidates(self) -> list[Candidate]:
         open_ones = [each for each in self.members.values() if each.is_open] or self._last_resort()
@@ -452,8 +457,8 @@ class Replicas:
         return gone
 
     async def _wake(self) -> None:
-        waker, wanted = self._fleet.waker, self._wanted_at
-        if waker is None or wanted is None or self._clock() - wanted > WANTED_S:
+        waker = self._fleet.waker
+        if waker is None or not self._is_wanted():
             return
         there = {State.READY, State.WARMING, State.EJECTED, State.PROBING}
         if any(each.health.state in there and each.is_listed for each in self.members.values()):

@@ -37,8 +37,10 @@ class Sweeper:
     tenants: Collection[str]
     lease_s: float
     trim: Callable[[], Awaitable[None]] | None = None
+    count_queues: Callable[[], Awaitable[None]] | None = None
     every_s: float = 1.0
     trim_every: int = 30  # rounds
+    count_every: int = 3
     unpublished_s: float = 60.0
     left_behind_s: float = 10.0
 
@@ -48,6 +50,8 @@ class Sweeper:
         while not stop.is_set():
             try:
                 await self.sweep()
+                if self.count_queues is not None and rounds % self.count_every == 0:
+                    await self.count_queues()
                 if self.trim is not None and rounds % self.trim_every == 0:
                     await self.trim()
             except (BoardUnavailableError, LogUnavailableError, PayloadUnavailableError) as error:

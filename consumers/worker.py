@@ -18,6 +18,7 @@ from consumers.fair import Turn
 from consumers.gate import enforced
 from consumers.meters import WorkerMeters
 from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, MovedOn, Waiting
+from consumers.pace import Pace
 from consumers.schedule import Schedule, Ticket
 from consumers.tally import Tally
 from consumers.together import Together
@@ -29,12 +30,14 @@ from router.envelope import EnvelopeError, from_record, postponed, to_record
 from router.epoch import Epoch
 from router.job import Job
 from router.log import Delivery, Log, LogUnavailableError, Record, Subscription
+from router.queues import Queues, Told, Working
 
 log = structlog.get_logger(__name__)
 
 AWAY_S = 0.5
 GATHER_S = 0.02  # while the look-ahead is nearly full
 CLOCK_EVERY_S = 30.0
+TELL_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class Worker:
     epoch: Epoch
     clock: Callable[[], float] = time.monotonic
     breaker: Breaker = field(default_factory=Breaker)
+    queues: Queues | None = None
+    _pace: Pace = field(default_factory=Pace)
     _schedule: Schedule = field(init=False)
     _order: "count[int]" = field(default_factory=count)
     _held: int = 0
@@ -101,6 +106,7 @@ class Worker:
                 tasks.create_task(self.attempt.wakeups.follow()),
                 tasks.create_task(self.epoch.follow()),
                 tasks.create_task(self._follow_clock()),
+                tasks.create_task(self._tell()),
             ]
             stopping = asyncio.Event()
             dispatcher = tasks.create_task(self._dispatch(tasks, subscription, stopping))
@@ -150,6 +156,7 @@ class Worker:
         size = len(delivery.record.value)
         self._held += 1
         self._held_bytes += size
+        self._pace.took(delivery.topic)
         try:
             job = from_record(delivery.record)
         except EnvelopeError as error:
@@ -229,6 +236,7 @@ class Worker:
         # No two runs share an owner: a record comes again at the same position when its partition goes to another
         # member and back, and its job may still run here.
         owner = f"{self.attempt.wakeups.channel}|{delivery.topic}|{delivery.position}|{next(self._order)}"
+        self._pace.began(delivery.topic, job.created_at)
         try:
             outcome = await self.attempt(job, owner, tally, shared.call if shared else None)
         except Exception as error:  # even the way out of a crash crashed: the worker goes on
@@ -239,6 +247,7 @@ class Worker:
                 shared.leave(job.id)
             now = self.clock()
             held_s = now - started
+            self._pace.ended(delivery.topic)
             self._schedule.finish(turn, held_s, now)
             self._changed.set()
         self.meters.outcome(outcome)
@@ -300,6 +309,7 @@ class Worker:
         await self.attempt.until_it_works(lambda: subscription.done(delivery))
         self._held -= 1
         self._held_bytes -= size
+        self._pace.left(delivery.topic)
 
     async def _follow_clock(self) -> None:
         """The board's clock says when jobs were made and when they have aged."""
@@ -307,6 +317,18 @@ class Worker:
             with suppress(BoardUnavailableError):
                 self._schedule.board_minus_ours = await self.attempt.board.now() - self.clock()
             await asyncio.sleep(CLOCK_EVERY_S)
+
+    async def _tell(self) -> None:
+        """How fast jobs go here, for those who are asked when one begins."""
+        if self.queues is None:
+            return
+        while True:
+            worked_off = self._pace.look(self.clock())
+            idle = {topic: Working(0, None, None) for topic in self.topics}
+            warming = self.attempt.places.warming() if self.attempt.places is not None else ()
+            with suppress(BoardUnavailableError):
+                await self.queues.tell(self.attempt.wakeups.channel, Told(idle | worked_off, warming))
+            await asyncio.sleep(TELL_EVERY_S)
 
     async def _drain(self, subscription: Subscription) -> None:
         """Wait for what runs, keeping the membership; close what is still open after `drain_s`."""

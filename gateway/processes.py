@@ -57,6 +57,7 @@ async def serve_api(services: "Services", core: Core, wakeups: Wakeups, *, until
             tasks.create_task(core.keys.follow()),
             tasks.create_task(core.epoch.follow()),
             tasks.create_task(services.sharing.follow()),
+            tasks.create_task(services.quotes.follow()),
         ]
         server = _server(create_app(services), http.host, http.port)
         async with _stopping(until_stdin_closes) as stop:

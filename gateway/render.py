@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
+from gateway.quotes import NOTHING, Quote
 from policies.pricing import ChargeLine
 from policies.quota import Room, Rooms
 from router.batches import Batch, BatchState
@@ -63,9 +64,9 @@ def states_of(status: str) -> Sequence[JobState]:
     return [state for state, shown in STATES.items() if shown == status]
 
 
-def job(view: JobView, result: bytes | None = None) -> bytes:
+def job(view: JobView, result: bytes | None = None, *, quote: Quote = NOTHING) -> bytes:
     """The job object. `result` is the OpenAI object as JSON, and goes in as it is."""
-    head = encode(job_values(view))
+    head = encode(job_values(view, quote))
     return head[:-1] + b',"result":' + (result or b"null") + b"}"
 
 
@@ -76,7 +77,9 @@ def elsewhere(view: JobView) -> bytes:
     return encode({"object": "job.content", "media_type": view.media_type, "bytes": size, "path": path})
 
 
-def page(views: Sequence[JobView], *, has_more: bool) -> bytes:
+def page(
+    views: Sequence[JobView], *, has_more: bool, quote: Callable[[JobView], Quote] = lambda view: NOTHING
+) -> bytes:
     """A page of job objects, without their results."""
     ids = [JOB + view.job.id for view in views]
     head = {
@@ -85,7 +88,7 @@ def page(views: Sequence[JobView], *, has_more: bool) -> bytes:
         "last_id": ids[-1] if ids else None,
         "has_more": has_more,
     }
-    return encode(head)[:-1] + b',"data":[' + b",".join(job(view) for view in views) + b"]}"
+    return encode(head)[:-1] + b',"data":[' + b",".join(job(view, quote=quote(view)) for view in views) + b"]}"
 
 
 def list_of(shown: Sequence[Mapping[str, object]], *, has_more: bool) -> dict[str, object]:
@@ -198,7 +201,7 @@ def chunks_of(result: bytes, *, include_usage: bool) -> Iterator[bytes]:
         yield encode({**head, "choices": [], "usage": answer["usage"]})
 
 
-def job_values(view: JobView) -> dict[str, object]:
+def job_values(view: JobView, quote: Quote = NOTHING) -> dict[str, object]:
     """The job object but for its result."""
     job, route = view.job, view.job.route
     return {
@@ -225,6 +228,8 @@ def job_values(view: JobView) -> dict[str, object]:
             "queue": job.queue,
             **({"batch": BATCH + job.line.batch, "custom_id": job.line.custom_id} if job.line else {}),
             "estimate_usd": _dollars(job.estimate.usd),
+            "starts_in_s": quote.starts_in_s,
+            "warming": quote.warming,
             "waited_s": _waited(view),
             "attempts": view.attempts,
             "microbatch": view.microbatch,

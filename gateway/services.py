@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gateway.accept import Desk
 from gateway.delivery import Delivery
 from gateway.metrics import Metrics
+from gateway.quotes import Quotes
 from gateway.reading import Inflight
 from gateway.settings import BatchSettings, FileSettings, HttpSettings
 from policies.deployments import Deployment
@@ -41,3 +42,4 @@ class Services:
     inflight: Inflight
     metrics: Metrics
     sharing: Sharing
+    quotes: Quotes

@@ -92,7 +92,12 @@ class Taking:
     def left(self, taken: Taken) -> Response:
         """The answer to a caller who does not wait."""
         headers = {"location": f"/v1/jobs/{render.JOB}{taken.view.job.id}"} | render.POLL_LATER
-        return Response(render.job(taken.view), 202, render.rate_headers(taken.rooms) | headers, render.JSON)
+        return Response(
+            render.job(taken.view, quote=self._services.quotes.of(taken.view)),
+            202,
+            render.rate_headers(taken.rooms) | headers,
+            render.JSON,
+        )
 
     async def wait(self, request: Request, taken: Taken) -> JobView:
         """The job once it has ended."""

@@ -4,7 +4,7 @@ import random
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -30,10 +30,11 @@ from router.board import Board
 from router.epoch import Epoch
 from router.files import Files
 from router.keyring import Keyring
-from router.log import Log, Record
+from router.log import Log, Record, TopicMissingError
 from router.log_streams import StreamsLog
 from router.outbox import Outbox
 from router.payloads import Payloads
+from router.queues import Queues
 from router.rebuild import Rebuild
 from router.replies import Replies
 from router.wakeups import Wakeups
@@ -202,6 +203,7 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
     """What the HTTP process works with."""
     from gateway.delivery import Delivery
     from gateway.metrics import Metrics
+    from gateway.quotes import Quotes
     from gateway.reading import Inflight
     from gateway.services import Services
 
@@ -228,6 +230,7 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
         batch_settings=core.settings.batches,
         inflight=inflight,
         metrics=metrics,
+        quotes=Quotes(Queues(Scripts(core.redis))),
         sharing=sharing,
     )
 
@@ -323,6 +326,7 @@ def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistr
         ),
         meters=meters,
         epoch=core.epoch,
+        queues=Queues(Scripts(core.redis)),
     )
 
 
@@ -414,9 +418,26 @@ def sweeper(core: Core) -> "Sweeper":
         tenants=tuple(core.tenants),
         lease_s=core.settings.worker.lease_s,
         trim=core.trim,
+        count_queues=_count_queues(core),
         every_s=core.settings.sweeper.interval_s,
         unpublished_s=3 * core.settings.http.accept_wait_s,
     )
+
+
+def _count_queues(core: Core) -> Callable[[], Awaitable[None]]:
+    """What each lane's group has not done yet, for those who are asked when a job begins."""
+    queues = Queues(Scripts(core.redis))
+    backends = sorted({deployment.backend for deployment in core.deployments.values()})
+
+    async def count() -> None:
+        found = {}
+        for backend in backends:
+            for topic in topics.for_backend(backend, core.deployments):
+                with suppress(TopicMissingError):
+                    found[topic] = await core.log.backlog(topic, group=f"{GROUP}.{backend}")
+        await queues.count(found)
+
+    return count
 
 
 def collector(core: Core, backend: "Backend", name: str) -> "Collector":

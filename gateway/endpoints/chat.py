@@ -34,7 +34,7 @@ class Chat:
         """The finished object with 200, else the job with 202."""
         view = await self._taking.known(request, endpoint=ENDPOINT)
         if not view.state.is_terminal:
-            return Response(render.job(view), 202, render.POLL_LATER, render.JSON)
+            return Response(render.job(view, quote=self._services.quotes.of(view)), 202, render.POLL_LATER, render.JSON)
         return await self._answer(view, {})
 
     def _streamed(self, taken: Taken) -> Response:

@@ -41,7 +41,7 @@ class Jobs:
         """What it made, as its endpoint gives it to a caller who waits; the job with 202 until it is there."""
         view = await self._taking.known(request)
         if not view.state.is_terminal:
-            return Response(render.job(view), 202, render.POLL_LATER, render.JSON)
+            return Response(render.job(view, quote=self._services.quotes.of(view)), 202, render.POLL_LATER, render.JSON)
         return Response(await self._taking.result(view), media_type=view.media_type)
 
     async def page(self, request: Request) -> Response:
@@ -56,7 +56,10 @@ class Jobs:
         if after and (after := render.job_id(after) or "") == "":
             raise InvalidRequestError("Invalid 'after': expected a job's id.", "after", "invalid_value")
         views = await self._services.board.page(holder.tenant, states=states, limit=limit + 1, after=after)
-        return Response(render.page(views[:limit], has_more=len(views) > limit), media_type=render.JSON)
+        return Response(
+            render.page(views[:limit], has_more=len(views) > limit, quote=self._services.quotes.of),
+            media_type=render.JSON,
+        )
 
     async def cancel(self, request: Request) -> Response:
         """End it. One that runs ends within a second; one that has ended stays as it is."""
@@ -86,4 +89,6 @@ class Jobs:
         elif view.state is JobState.COMPLETED:
             result = await self._services.delivery.result(view)
         headers = {} if view.state.is_terminal else render.POLL_LATER
-        return Response(render.job(view, result), headers=headers, media_type=render.JSON)
+        return Response(
+            render.job(view, result, quote=self._services.quotes.of(view)), headers=headers, media_type=render.JSON
+        )

@@ -80,6 +80,40 @@ async def test_no_job_is_lost_when_a_server_dies_and_a_worker_is_killed(tmp_path
     assert all(each["most_running"] <= 4 and each["most_waiting"] <= 1 for each in calls)
 
 
+async def test_a_queued_job_is_told_that_its_model_is_warming_and_then_when_it_begins(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    with ExitStack() as opened:
+        late = opened.enter_context(engine_double("--slots", "4", "--decode", "10", "--mode", "loading"))
+        ours = opened.enter_context(pointsman(tmp_path, settings(late)))
+        up = await ours.up(port).ready()
+        async with AsyncOpenAI(base_url=f"{up.url}/v1", api_key=ours.key, max_retries=0) as client:
+            jobs = [await _submit(client, number) for number in range(JOBS)]
+
+            warming = await _told(client, jobs[-1], "warming", within=20)
+            assert warming["starts_in_s"] is None
+            assert warming["attempts"] == 0
+            await late.become("well")
+            assert (await _told(client, jobs[-1], "starts_in_s", within=40))["starts_in_s"] < 60
+
+            assert await asyncio.gather(*(_ended(client, job) for job in jobs)) == ["completed"] * JOBS
+        bills = ours.command("costs", "--by", "replica", "--json", "--data", str(ours.data)).splitlines()
+    [machine] = map(json.loads, bills)
+    assert machine["tokens"] > 0
+    assert 0 < float(machine["busy_usd"]) < float(machine["usd"])
+    assert float(machine["idle_usd"]["warm_up"]) > 0
+
+
+async def _told(client: AsyncOpenAI, job: str, name: str, *, within: float) -> Any:
+    """What the job says of itself once it has that figure."""
+    async with asyncio.timeout(within):
+        while True:
+            view: Any = await client.get(f"/jobs/{job}", cast_to=object)
+            assert view["status"] == "queued", view
+            if view["pointsman"][name]:
+                return view["pointsman"]
+            await asyncio.sleep(0.2)
+
+
 async def _submit(client: AsyncOpenAI, number: int) -> str:
     answer = await client.chat.completions.with_raw_response.create(
         model="chat",

@@ -74,6 +74,8 @@ def test_a_queued_job() -> None:
             "rule": None,
             "queue": "main",
             "estimate_usd": "0.000112",
+            "starts_in_s": None,
+            "warming": False,
             "waited_s": None,
             "attempts": 0,
             "microbatch": None,

@@ -1,0 +1,62 @@
+"""When a queued job is likely to begin, out of what was last heard: no job's answer waits for it."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from policies.scripts import BoardUnavailableError
+from router.board import JobView
+from router.job import JobState
+from router.queues import KEPT_S, Heard, Queues
+
+log = structlog.get_logger(__name__)
+
+HEAR_EVERY_S = 2.0
+WAITING = (JobState.ACCEPTING, JobState.QUEUED)
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What a waiting job is told; None is not known. `warming`: its model is being loaded."""
+
+    starts_in_s: float | None = None
+    warming: bool = False
+
+
+NOTHING = Quote()
+
+
+@dataclass(slots=True)
+class Quotes:
+    """Follows the queues."""
+
+    queues: Queues
+    clock: Callable[[], float] = time.monotonic
+    _heard: Heard = field(default_factory=Heard)
+    _at: float | None = None
+
+    async def follow(self) -> None:
+        """Listen until cancelled."""
+        while True:
+            try:
+                await self.hear()
+            except BoardUnavailableError:
+                log.warning("queues_unknown")
+            await asyncio.sleep(HEAR_EVERY_S)
+
+    async def hear(self) -> None:
+        """Listen now. Raises `BoardUnavailableError`."""
+        self._heard, self._at = await self.queues.hear(), self.clock()
+
+    def of(self, view: JobView) -> Quote:
+        """For this job, as it is."""
+        if self._at is None or view.state not in WAITING or self.clock() - self._at > KEPT_S:
+            return NOTHING
+        if self._heard.is_warming(view.job.route.deployment):
+            return Quote(None, warming=True)
+        now = self._heard.now + self.clock() - self._at
+        seconds = self._heard.starts_in(view.job.topic, view.job.created_at, now)
+        return NOTHING if seconds is None else Quote(round(seconds, 1))
