@@ -26,6 +26,8 @@ from consumers.backend import (
     Submitted,
 )
 from consumers.gate import Gate
+from consumers.judged import Fault, fault
+from consumers.learning import Learning, values_of
 from consumers.onward import Onward
 from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, MovedOn, Outcome, Waiting
 from consumers.streaming import chunk_writer
@@ -136,6 +138,7 @@ class Attempt:
     clock: Callable[[], float] = time.monotonic
     gate: Gate = field(default_factory=Gate)
     shadowed: Callable[[Sequence[Shadow]], None] = _ignore
+    learning: Learning | None = None
     running: dict[str, Running] = field(default_factory=dict)
     _woken: set[str] = field(default_factory=set)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -483,7 +486,7 @@ class _OneAttempt:
         if isinstance(answer, Submitted):
             return await self._hand_off(job, answer)
         let_through.answered()
-        return await self._complete(answer)
+        return await self._complete(answer, asked)
 
     async def _recovered(self, claim: Run, attempt: int) -> Submitted | None:
         """The call of an attempt whose process died in it, where its backend can find it."""
@@ -577,7 +580,22 @@ class _OneAttempt:
         finally:
             task.cancel()
 
-    async def _complete(self, answer: Answer) -> Outcome:
+    async def _complete(self, answer: Answer, asked: Job | None = None) -> Outcome:
+        """`asked` is the job as its backend was asked, where that is known."""
+        learning, job = self._steps.learning, self._job
+        to_heavy = _escalation(job, self._steps.deployments) if asked is not None else None
+        is_taught = learning is not None and asked is not None and learning.wants(job)
+        seen: Fault | None = None
+        values: Mapping[str, object] = {}
+        if asked is not None and (is_taught or to_heavy is not None):
+            values = values_of(asked)
+            seen = fault(values, answer.body)
+        if learning is not None and is_taught:
+            await learning.keep(job, values, answer.usage, seen)
+        if seen is not None and to_heavy is not None:
+            await self._close(self._attempted(answer.usage, "escalated"))
+            problem = _problem("unusable", f"The answer of {job.route.deployment} was not usable: {seen}.")
+            return await self._move(to_heavy, f"{Failure.UNUSABLE}: {seen}", problem, attempts=self._number)
         result, result_at = answer.body, None
         if len(result) > INLINE_RESULT or answer.media_type != JSON:
             path = result_path(self._job.tenant, self._job.id, self._number)
@@ -749,6 +767,14 @@ class _OneAttempt:
             log.warning("lease_not_released", job=self._job.id)
             return outcome
         return replace(outcome, due_at=due_at) if isinstance(outcome, Later) else outcome
+
+
+def _escalation(job: Job, deployments: Mapping[str, Deployment]) -> Alternative | None:
+    """Where a job goes on whose answer cannot be used. A stream has been read already, so it stays as it is."""
+    if job.stream:
+        return None
+    found = (each for each in job.route.left if each.fallback.on is not None and Failure.UNUSABLE in each.fallback.on)
+    return next((each for each in found if each.fallback.deployment in deployments), None)
 
 
 _TOO_LATE = "The deadline passed before the job was finished."

@@ -75,6 +75,7 @@ def routes(services: Services) -> list[Route]:
         _route("DELETE", "/v1/jobs/{id}", jobs.delete),
         _route("POST", "/v1/jobs/{id}/cancel", jobs.cancel),
         _route("GET", "/v1/jobs/{id}/events", jobs.events),
+        _route("POST", "/v1/jobs/{id}/outcome", jobs.outcome),
         _route("GET", "/v1/jobs", jobs.page),
         _route("GET", "/v1/models", models.page),
         _route("GET", "/v1/models/{id:path}", models.retrieve),

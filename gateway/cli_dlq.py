@@ -45,7 +45,7 @@ def list_command(
     data: DataOption = None,
 ) -> None:
     """All that are neither replayed nor dropped."""
-    letters = _open(context, config, data, Wanted((), reason, tenant, _moment(since), _moment(until)))
+    letters = _open(context, config, data, Wanted((), reason, tenant, moment(since), moment(until)))
     if as_json:
         for letter in letters:
             out.print(json.dumps(_values(letter)), soft_wrap=True, markup=False)
@@ -86,7 +86,7 @@ def replay_command(
     data: DataOption = None,
 ) -> None:
     """Run them again, each under its id, with its ledger and its idempotency key."""
-    wanted = Wanted(tuple(ids or ()), reason, tenant, _moment(since), _moment(until))
+    wanted = Wanted(tuple(ids or ()), reason, tenant, moment(since), moment(until))
     _each(context, config, data, wanted, "replay", dry_run=dry_run)
 
 
@@ -103,7 +103,7 @@ def drop_command(
     data: DataOption = None,
 ) -> None:
     """Close them without running them."""
-    wanted = Wanted(tuple(ids or ()), reason, tenant, _moment(since), _moment(until))
+    wanted = Wanted(tuple(ids or ()), reason, tenant, moment(since), moment(until))
     _each(context, config, data, wanted, "drop", dry_run=dry_run)
 
 
@@ -167,7 +167,7 @@ def _values(letter: DeadLetter) -> dict[str, object]:
     }
 
 
-def _moment(text: str | None) -> float | None:
+def moment(text: str | None) -> float | None:
     """Seconds since the epoch of `3d`, `2h`, `10m` ago, or of an ISO time in UTC."""
     if text is None:
         return None

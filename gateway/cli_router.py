@@ -1,16 +1,21 @@
-"""`pointsman router`: score prompts, explain a score, train the weights."""
+"""`pointsman router`: score prompts, explain a score, train the weights, learn from own traffic, replay it."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
+from gateway.cli_dlq import ConfigOption, DataOption, moment
+from gateway.settings import Settings
+
 app = typer.Typer(no_args_is_help=True, help="The score that says where the heavy model pays.")
 
+TenantOption = Annotated[str, typer.Option("--tenant", help="Whose.")]
 WeightsOption = Annotated[Path | None, typer.Option("--weights", help="Weights of your own; else the ones shipped.")]
 
 
@@ -48,6 +53,90 @@ def train_command(
     """Learn weights from labelled prompts. The same rows in the same order give the same file."""
     with _scoring() as scoring:
         typer.echo(scoring.learn(data, out, enough=enough))
+
+
+@app.command("fit")
+def fit_command(
+    context: typer.Context,
+    tenant: TenantOption,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Say what came of it, and use nothing.")] = False,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Learn from a tenant's own outcomes. What is not better on rows that it has not seen is not used."""
+    opened, run = context.obj
+    with _scoring(), _learned() as learned:
+        found = run(learned.fit(_of(opened(config, data), tenant), tenant, dry=dry))
+        verdict = found.verdict
+        if isinstance(verdict, learned.TooFew):
+            _refuse(f"{verdict.rows} jobs with an outcome are too few; {learned.fitting.LEAST} are needed")
+        said = f"{verdict.rows} jobs, gain a call {verdict.before:+.4f}, now {verdict.before + verdict.more:+.4f}"
+        said += f" (with 95 % certainty {verdict.least:+.4f} more at least)"
+        if isinstance(verdict, learned.NotBetter):
+            _refuse(f"not better on rows that it had not seen, so nothing changes: {said}")
+        typer.echo(f"{said}; {'not used' if found.number is None else f'version {found.number} is used from now on'}")
+
+
+@app.command("versions")
+def versions_command(
+    context: typer.Context, tenant: TenantOption, config: ConfigOption = None, data: DataOption = None
+) -> None:
+    """What a tenant's fits have made, the newest first; `*` is in use."""
+    opened, run = context.obj
+    with _scoring(), _learned() as learned:
+        for each in run(learned.versions(_of(opened(config, data), tenant), tenant)):
+            typer.echo(f"{'*' if each.is_used else ' '} {each.number}  {json.dumps(each.about)}")
+
+
+@app.command("rollback")
+def rollback_command(
+    context: typer.Context,
+    tenant: TenantOption,
+    to: Annotated[int | None, typer.Option(min=0, help="A version; 0: the shipped weights.")] = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Use an older version again."""
+    opened, run = context.obj
+    with _scoring(), _learned() as learned:
+        number = run(learned.use(_of(opened(config, data), tenant), tenant, to))
+        if number is None:
+            _refuse(f"there is no version {to}; `pointsman router versions` lists them")
+        typer.echo(f"version {number} is used from now on" if number else "the shipped weights are used from now on")
+
+
+@app.command("replay")
+def replay_command(
+    context: typer.Context,
+    tenant: TenantOption,
+    policy: Annotated[Path, typer.Option("--policy", help="A settings file with another policy or other deployments.")],
+    since: Annotated[str, typer.Option(help="Not before: 2h, 3d, or 2026-11-29T12:00.")] = "7d",
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """What would have gone where, at what price, with which known outcomes: one JSON object."""
+    opened, run = context.obj
+    with _scoring(), _learned() as learned:
+        settings, other = _of(opened(config, data), tenant), _of(opened(policy, data), tenant)
+        typer.echo(json.dumps(run(learned.replayed(settings, other, tenant, moment(since))), indent=1))
+
+
+def _of(settings: Settings, tenant: str) -> Settings:
+    if tenant not in settings.tenants:
+        _refuse(f"there is no tenant {tenant!r} in the settings")
+    return settings
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(1)
+
+
+@contextmanager
+def _learned() -> Iterator[ModuleType]:
+    from gateway import learned  # noqa: PLC0415 - numpy, as below
+
+    yield learned
 
 
 @contextmanager

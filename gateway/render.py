@@ -159,6 +159,11 @@ def deleted(job_id: str) -> bytes:
     return encode({"id": JOB + job_id, "object": "job.deleted", "deleted": True})
 
 
+def outcome(job_id: str, score: float, *, kept: bool) -> bytes:
+    """The outcome of a job. Not kept: no score decided this job, or the tenant keeps nothing, or it is long ago."""
+    return encode({"id": JOB + job_id, "object": "job.outcome", "score": score, "kept": kept})
+
+
 def answer_headers(view: JobView) -> dict[str, str]:
     """Where a waiting caller's answer comes from, and what it cost (absent while unknown)."""
     headers = {"x-pointsman-lane": view.job.route.lane, "x-pointsman-model": view.job.route.deployment}

@@ -16,6 +16,7 @@ from router.batches import Batches
 from router.board import Board
 from router.epoch import Epoch
 from router.files import Files
+from router.lessons import Lessons
 from router.log import Log
 from router.outbox import Outbox
 from router.sharing import Sharing
@@ -43,3 +44,4 @@ class Services:
     metrics: Metrics
     sharing: Sharing
     quotes: Quotes
+    lessons: Lessons

@@ -53,7 +53,7 @@ from policies.deployments import Deployment, Fallback, Limits, Modality, Tier, T
 from policies.pricebook import PriceBook, PriceBookError
 from policies.pricing import Meter, Price
 from policies.retries import Failure, RetryRule
-from policies.tenants import RoutingPolicy, Tenant
+from policies.tenants import Learn, RoutingPolicy, Tenant
 from policies.webhooks import Endpoint, decoded
 
 CONFIG_VARIABLE = "POINTSMAN_CONFIG"
@@ -224,6 +224,9 @@ class RoutingSettings(Section):
     heavy_percent: Number = Field(default=20.0, ge=0, le=100)
     mean_usd: Budget = None
     effort_percent: Number = Field(default=20.0, ge=0, le=100)
+    learn: Learn = Learn.FEATURES
+    lessons: Whole = Field(default=5_000, ge=0, le=1_000_000)
+    escalate: bool = False
 
 
 class TenantRoutingSettings(Section):
@@ -232,6 +235,9 @@ class TenantRoutingSettings(Section):
     heavy_percent: Number | None = Field(default=None, ge=0, le=100)
     mean_usd: Budget = None
     effort_percent: Number | None = Field(default=None, ge=0, le=100)
+    learn: Learn | None = None
+    lessons: Whole | None = Field(default=None, ge=0, le=1_000_000)
+    escalate: bool | None = None
 
 
 class LimitSettings(Section):
@@ -559,10 +565,16 @@ class Settings(Section):
 
 
 def _routing(own: TenantRoutingSettings, of_all: RoutingSettings) -> RoutingPolicy:
-    heavy = of_all.heavy_percent if own.heavy_percent is None else own.heavy_percent
-    effort = of_all.effort_percent if own.effort_percent is None else own.effort_percent
-    mean_usd = of_all.mean_usd if own.mean_usd is None else own.mean_usd
-    return RoutingPolicy(heavy_share=heavy / 100, mean_usd=mean_usd, effort_share=effort / 100)
+    set_here = {name: value for name, value in own if value is not None}
+    both = RoutingSettings.model_validate({**dict(of_all), **set_here})
+    return RoutingPolicy(
+        heavy_share=both.heavy_percent / 100,
+        mean_usd=both.mean_usd,
+        effort_share=both.effort_percent / 100,
+        learn=both.learn if both.lessons else Learn.OFF,
+        lessons=both.lessons,
+        escalates=both.escalate,
+    )
 
 
 def _tenant(name: str, tenant: TenantSettings, routing: RoutingSettings) -> Tenant:

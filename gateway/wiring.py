@@ -30,6 +30,7 @@ from router.board import Board
 from router.epoch import Epoch
 from router.files import Files
 from router.keyring import Keyring
+from router.lessons import Lessons
 from router.log import Log, Record, TopicMissingError
 from router.log_streams import StreamsLog
 from router.outbox import Outbox
@@ -70,6 +71,7 @@ class Core:
     settings: Settings
     redis: Redis
     scripts: Scripts
+    lessons: Lessons
     log: Log
     board: Board
     epoch: Epoch
@@ -108,6 +110,7 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
             settings=settings,
             redis=redis,
             scripts=scripts,
+            lessons=Lessons(scripts),
             log=log,
             board=board,
             epoch=Epoch(board),
@@ -224,6 +227,7 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
         tenants=core.tenants,
         deployments=core.deployments,
         http=http,
+        lessons=core.lessons,
         files=core.files,
         file_settings=core.settings.files,
         batches=core.batches,
@@ -239,8 +243,9 @@ def router_state(core: Core) -> "Sharing":
     """What a process that accepts jobs knows for routing, and shares with the others."""
     from router.shares import Shares
     from router.sharing import Sharing
+    from router.versions import Versions
 
-    return Sharing(core.scripts, Shares.of_shipped_weights())
+    return Sharing(core.scripts, Versions(core.scripts), Shares.of_shipped_weights())
 
 
 def desk(core: Core, shares: "Shares") -> "Desk":
@@ -342,6 +347,7 @@ def attempt(
     `shadowed` hears of limits that would have refused it, `failed` of the deployment and failure of each bad call.
     """
     from consumers.attempt import Attempt
+    from consumers.learning import Learning
     from consumers.onward import Onward
 
     settings = core.settings.worker
@@ -354,6 +360,7 @@ def attempt(
         backend=backend,
         deployments=core.deployments,
         tenants=core.tenants,
+        learning=Learning(core.lessons, core.tenants),
         onward=Onward(
             deployments=core.deployments,
             retries=settings.retry_rule(),

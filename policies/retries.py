@@ -17,6 +17,7 @@ class Failure(StrEnum):
     BACKEND_ERROR = "backend_error"  # 500 and its like: work may have been done
     TIMED_OUT = "timed_out"  # no answer in time: work may have been done
     CUT = "cut"  # the stream ended before the answer did: work was done
+    UNUSABLE = "unusable"  # the answer is empty, a refusal, or not as the agreed schema has it
     MISCONFIGURED = "misconfigured"  # 401, 403, 404: our settings are wrong, not the job
 
 
@@ -32,6 +33,7 @@ TRIES: Mapping[Failure, int] = MappingProxyType(
         Failure.BACKEND_ERROR: 2,
         Failure.TIMED_OUT: 1,
         Failure.CUT: 1,
+        Failure.UNUSABLE: 1,
         Failure.MISCONFIGURED: 1,
     }
 )

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from importlib.resources import files
@@ -171,6 +171,14 @@ class Scripts:
             return await _sent(self._connection, commands)
         except ConnectionError:  # closed meanwhile; it connects again by itself, and every script may run twice
             return await _sent(self._connection, commands)
+
+
+async def unless_away(answer: Awaitable[object]) -> object:
+    """What a plain command answers. Raises `BoardUnavailableError`."""
+    try:
+        return await answer
+    except (RedisError, OSError, TimeoutError) as error:
+        raise BoardUnavailableError(f"Redis did not answer: {type(error).__name__}") from error
 
 
 async def _sent(connection: AbstractConnection, commands: Sequence[bytes]) -> list[object]:

@@ -3,21 +3,34 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from enum import StrEnum
 
 from policies.deployments import Limits
 from policies.webhooks import Endpoint, Secrets
+
+
+class Learn(StrEnum):
+    """What may be kept of a tenant's jobs for the router."""
+
+    OFF = "off"
+    FEATURES = "features"  # numbers, and places of hashed words
+    TEXT = "text"  # and what was asked
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingPolicy:
     """How much of a tenant's `auto` goes to heavy: at most this share (0..1), and where `mean_usd` is given only so
     much that a call is expected to cost that on average. `effort_share`: of the calls in a tier whose deployments
-    differ in effort, those that get the most.
+    differ in effort, those that get the most. Of at most `lessons` jobs is kept what `learn` allows. With `escalates`
+    a job goes once to heavy when light's answer is empty, a refusal or not as the schema has it.
     """
 
     heavy_share: float = 0.2
     mean_usd: Decimal | None = None
     effort_share: float = 0.2
+    learn: Learn = Learn.FEATURES
+    lessons: int = 5_000
+    escalates: bool = False
 
 
 @dataclass(frozen=True, slots=True)

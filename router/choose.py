@@ -7,7 +7,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Literal
 
-from policies.deployments import Deployment, Tier
+from policies.deployments import Deployment, Fallback, Tier
 from policies.retries import Failure
 from policies.tenants import Tenant
 from router import modality, rules, sessions
@@ -165,11 +165,21 @@ class Asked:
             taken.tier,
             (*alias, *wanted.reasons, *reasons),
             None if score is None else score.value,
-            _alternatives(taken, every),
+            self._left(taken, every),
             threshold=wanted.threshold,
             rule=wanted.rule,
         )
         return Chosen(route, best.estimate)
+
+    def _left(self, taken: Deployment, every: Sequence[Option]) -> tuple[Alternative, ...]:
+        """What takes the job next if it fails; with the tenant's consent also heavy, if light's answer is no use."""
+        left = _alternatives(taken, every)
+        heavy = [option for option in every if option.deployment.tier is Tier.HEAVY]
+        is_ours = self.name == "auto" and taken.tier is Tier.LIGHT
+        if not (self.tenant.routing.escalates and is_ours and heavy):
+            return left
+        best = min(heavy, key=lambda each: each.by_price)
+        return (*left, Alternative(Fallback(best.deployment.name, frozenset({Failure.UNUSABLE})), best.estimate))
 
     def _note(self, taken: Deployment) -> None:
         session = sessions.session_of(self.body)

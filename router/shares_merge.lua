@@ -1,9 +1,9 @@
 -- Add what a replica has learned to a tenant's common levels, and tell it what all have. `tracker.absorbed` is the same.
--- KEYS: levels (hash), replicas (sorted set), sessions (stream)
+-- KEYS: levels (hash), replicas (sorted set), sessions (stream), corrections (hash)
 -- ARGV: replica, ms that a silent replica counts, levels kept ms, last session seen, most sessions,
 --   how many levels; for each: name, burst, where it begins (11 numbers), what moved (11 numbers);
 --   how many sessions, then for each: name, deployment, 1 if heavy
--- Returns {replicas, levels (texts of 11 numbers), last session, sessions (flat)}
+-- Returns {correction in use, replicas, levels (texts of 11 numbers), last session, sessions (flat)}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZADD', KEYS[2], now, ARGV[1])
@@ -54,4 +54,4 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[3], '(' .. last, '+', 'COUNT', 
   flat[#flat + 1] = v[4]
   flat[#flat + 1] = v[6]
 end
-return {replicas, levels, last, flat}
+return {redis.call('HGET', KEYS[4], 'used') or '0', replicas, levels, last, flat}

@@ -9,9 +9,12 @@ from uuid import uuid4
 import structlog
 
 from policies.scripts import BoardUnavailableError, Script, Scripts, Value
+from router import fitting
+from router.gain import GainScore, WeightsError
 from router.sessions import Place
 from router.shares import Change, Name, Shares
 from router.tracker import Level
+from router.versions import Versions, versions_key
 
 log = structlog.get_logger(__name__)
 
@@ -27,9 +30,11 @@ class Sharing:
     """One for each HTTP process. Without Redis it decides on what it has, and catches up later."""
 
     scripts: Scripts
+    versions: Versions
     shares: Shares
     every_s: float = EVERY_S
     replica: str = field(default_factory=lambda: uuid4().hex[:12])
+    _used: dict[str, int] = field(default_factory=dict)
     _seen: dict[str, str] = field(default_factory=dict)
     _script: Script = field(default_factory=lambda: Script.load("router", "shares_merge"))
 
@@ -57,7 +62,7 @@ class Sharing:
 
     async def _merge(self, tenant: str, changes: Sequence[Change], untold: Mapping[str, Place]) -> None:
         prefix = f"{{t:{tenant}}}:"
-        keys = [f"{prefix}shares", f"{prefix}shares:replicas", f"{prefix}sessions"]
+        keys = [f"{prefix}shares", f"{prefix}shares:replicas", f"{prefix}sessions", versions_key(tenant)]
         words: list[Value] = [self.replica, SILENT_MS, KEPT_MS, self._seen.get(tenant, "0"), MOST_SESSIONS]
         words.append(len(changes))
         for change in changes:
@@ -66,15 +71,30 @@ class Sharing:
         for session, place in untold.items():
             words += [session, place.deployment, int(place.is_heavy)]
         answer = await self.scripts.run(self._script, keys, words)
-        replicas, levels, last, told = cast("tuple[int, list[bytes], bytes, list[bytes]]", answer)
+        used, replicas, levels, last, told = cast("tuple[bytes, int, list[bytes], bytes, list[bytes]]", answer)
         self.shares.replicas = replicas
         for change, level in zip(changes, levels, strict=True):
             self.shares.take_over(change, _level(level))
         self._seen[tenant] = last.decode()
+        if int(used) != self._used.get(tenant, 0):
+            await self._use(tenant, int(used))
         now = self.shares.clock()
         for name, deployment, heavy in zip(told[::3], told[1::3], told[2::3], strict=True):
             is_heavy = heavy == b"1"
             self.shares.sessions.told(tenant, name.decode(), deployment.decode(), is_heavy=is_heavy, now=now)
+
+    async def _use(self, tenant: str, number: int) -> None:
+        """Score with what the tenant has learned from now on. One that cannot be read changes nothing."""
+        self._used[tenant] = number
+        raw = await self.versions.correction(tenant, number) if number else None
+        if raw is None:
+            self.shares.scorers.pop(tenant, None)
+            return
+        try:
+            self.shares.scorers[tenant] = GainScore(correction=fitting.load(raw))
+            log.info("correction_used", tenant=tenant, version=number)
+        except WeightsError as error:
+            log.warning("correction_not_used", tenant=tenant, version=number, error=str(error))
 
 
 def _field(name: Name) -> str:

@@ -83,7 +83,7 @@ def train(rows: Sequence[Labelled], *, enough: int = ENOUGH) -> Weights:
         middle=_single(middle),
         whitening=_single(whitening),
         by_hand=ruled,
-        word_scale=_single([_step(each.words) for each in fitted]),
+        word_scale=_single([step_of(each.words) for each in fitted]),
         words=np.column_stack([in_bytes(each.words) for each in fitted]),
         fifth=_single([1.0]),
         spread=_single([1.0]),
@@ -95,14 +95,14 @@ def _single(values: object) -> Floats:
     return np.asarray(values, np.float32)
 
 
-def _step(words: Doubles) -> float:
+def step_of(words: Doubles) -> float:
     """What one of 127 steps of the largest weight is worth."""
     return max(1e-9, float(np.abs(words).max())) / 127
 
 
 def in_bytes(words: Doubles) -> NDArray[np.int8]:
     """Weights in 127 steps to either side."""
-    return np.rint(words / _step(words)).astype(np.int8)
+    return np.rint(words / step_of(words)).astype(np.int8)
 
 
 def _with_fifth(weights: Weights, rows: Sequence[Labelled]) -> Weights:
@@ -171,13 +171,13 @@ def _fit_kind(rows: Sequence[Labelled], space: Doubles, shared: Doubles) -> _Kin
     mean, scale = space.mean(axis=0), space.std(axis=0) + 0.1
     own = np.clip((space - mean) / scale, -OWN_CLIP, OWN_CLIP)
     ridges = RIDGE if len(rows) < MANY else MANY_RIDGE
-    found, words, base = _ridge(own, _words([row.counted for row in rows]), _softened(rows) - shared, ridges)
+    found, words, base = ridge(own, words_of([row.counted for row in rows]), _softened(rows) - shared, ridges)
     features = found / scale
     return _Kind(features, base - float(features @ mean), words)
 
 
 @dataclass(frozen=True, slots=True)
-class _Sparse:
+class Sparse:
     """Which words are in which prompt; each counts once, and all of a prompt count as much as those of another."""
 
     at: NDArray[np.int64]
@@ -192,12 +192,12 @@ class _Sparse:
         return np.asarray(np.bincount(self.at, values[self.row] * self.value, minlength=size), np.float64)
 
 
-def _words(prompts: Sequence[Counted]) -> _Sparse:
+def words_of(prompts: Sequence[Counted]) -> Sparse:
     sizes = np.array([len(each.places) for each in prompts])
     at, row = np.concatenate([each.places for each in prompts]), np.repeat(np.arange(len(prompts)), sizes)
     value = np.repeat(1 / np.sqrt(sizes + 1.0), sizes)
     often = np.bincount(at, minlength=1 << BITS)[at] >= SEEN_TWICE
-    return _Sparse(at[often], row[often], value[often], len(prompts))
+    return Sparse(at[often], row[often], value[often], len(prompts))
 
 
 def _softened(rows: Sequence[Labelled]) -> Doubles:
@@ -227,22 +227,27 @@ def _explained(rows: Sequence[Labelled], gains: Doubles) -> Doubles:
     return np.asarray(gains.mean() + space @ slopes)
 
 
-def _ridge(
-    features: Doubles, words: _Sparse, wanted: Doubles, ridges: tuple[float, float]
+def ridge(
+    features: Doubles,
+    words: Sparse,
+    wanted: Doubles,
+    ridges: tuple[float, float],
+    counts: Doubles | None = None,
 ) -> tuple[Doubles, Doubles, float]:
-    """Least squares, shrunk, by conjugate gradients. The base is not shrunk."""
+    """Least squares, shrunk, by conjugate gradients. The base is not shrunk. `counts`: how much each row counts."""
+    counts = np.ones(len(wanted)) if counts is None else counts
     split, size = features.shape[1], 1 << BITS
     feature_ridge, word_ridge = ridges
     ease = np.concatenate((np.full(split, feature_ridge**-0.5), np.full(size, word_ridge**-0.5)))
-    rows = len(wanted)
 
     def forwards(solution: Doubles) -> Doubles:
         scaled = solution * ease
         made = features @ scaled[:split] + words.times(scaled[split:])
-        return np.asarray(made - made.mean())
+        return np.asarray(made - np.average(made, weights=counts))
 
     def backwards(values: Doubles) -> Doubles:
-        values = values - values.mean()
+        values = values * counts
+        values = values - counts * (values.sum() / counts.sum())
         return np.asarray(np.concatenate((features.T @ values, words.transposed(values, size))) * ease)
 
     solution = np.zeros(split + size)
@@ -260,4 +265,4 @@ def _ridge(
         direction = residual + (square / before) * direction
     scaled = solution * ease
     made = features @ scaled[:split] + words.times(scaled[split:])
-    return scaled[:split], scaled[split:], float(wanted.mean() - made.sum() / rows)
+    return scaled[:split], scaled[split:], float(np.average(wanted - made, weights=counts))

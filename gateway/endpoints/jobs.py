@@ -11,11 +11,14 @@ from gateway.job_stream import JobStream
 from gateway.reading import HungUpError
 from gateway.services import Services
 from gateway.streaming import EventStream
-from gateway.taking import Taking
+from gateway.taking import Taking, read_json
 from router.board import JobView
 from router.job import JobState
+from router.lessons import Outcome
 
 LONGEST_WAIT_S = 60
+LARGEST_OUTCOME = 4096  # bytes
+LONGEST_NAME = 64  # of a parameter in a message
 PAGE, LARGEST_PAGE = 20, 100
 
 
@@ -75,6 +78,22 @@ class Jobs:
         after = query.event_number(request, default=-1)
         stream = JobStream(self._services.delivery, view, self._services.http.sync_wait_s, after=after)
         return EventStream(stream.told, name=f"job_{view.job.id}", failed=stream.failed)
+
+    async def outcome(self, request: Request) -> Response:
+        """How well it was answered, 0 to 1, for the router to learn from. The last one counts."""
+        view = await self._taking.known(request)
+        with self._services.inflight.request() as held:
+            _, values = await read_json(request, held, LARGEST_OUTCOME)
+        score = values.get("score")
+        if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+            raise InvalidRequestError("Invalid 'score': expected a number from 0 to 1.", "score", "invalid_value")
+        if unknown := sorted(values.keys() - {"score"}):
+            name = unknown[0][:LONGEST_NAME]
+            raise InvalidRequestError(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+        outcome = Outcome(float(score), "client")
+        lessons, job = self._services.lessons, view.job
+        is_kept = await lessons.outcome(job.tenant, job.id, job.route.tier, outcome)
+        return Response(render.outcome(job.id, float(score), kept=is_kept), media_type=render.JSON)
 
     async def delete(self, request: Request) -> Response:
         """Forget a job that has ended, and its result."""

@@ -14,6 +14,7 @@ from router import tracker
 from router.gain import Score
 from router.shares import Name, Shares
 from router.sharing import Sharing
+from router.versions import Versions
 from tests.builders import impatient_client, standing_still
 from tests.unit.router.test_tracker import drifting
 
@@ -23,7 +24,9 @@ WINDOW = 500
 
 
 def a_replica(redis: "Redis") -> Sharing:
-    return Sharing(Scripts(redis), Shares(lambda _: Score(0.5, ()), fifth=0.534, deviation=0.1))
+    return Sharing(
+        Scripts(redis), Versions(Scripts(redis)), Shares(lambda _: Score(0.5, ()), fifth=0.534, deviation=0.1)
+    )
 
 
 def decide(replica: Sharing, score: float) -> bool:
@@ -79,7 +82,7 @@ async def test_a_replica_that_starts_goes_on_where_the_others_are(redis: "Redis"
 
 async def test_what_is_decided_while_redis_is_away_is_told_later(redis: "Redis", redis_url: str) -> None:
     client = impatient_client(redis_url)
-    replica = Sharing(Scripts(client), a_replica(redis).shares)
+    replica = Sharing(Scripts(client), Versions(Scripts(client)), a_replica(redis).shares)
     decide(replica, 0.9)
     async with standing_still(redis):
         with pytest.raises(BoardUnavailableError):

@@ -1,0 +1,69 @@
+"""What the worker keeps of a scored job for the router, once it is answered. Never in the way of the job."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from consumers.judged import Fault
+from policies.pricing import Usage
+from policies.scripts import BoardUnavailableError
+from policies.tenants import Learn, Tenant
+from router import turns
+from router.features import count
+from router.job import Job
+from router.lessons import Lesson, Lessons, Outcome, digest_of
+
+log = structlog.get_logger(__name__)
+
+SCORED = ("score", "cap")
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """Keeps lessons of jobs that were decided by score."""
+
+    lessons: Lessons
+    tenants: Mapping[str, Tenant]
+
+    def wants(self, job: Job) -> bool:
+        """Whether anything is to be kept of this job."""
+        tenant = self.tenants.get(job.tenant)
+        is_scored = job.route.rule in SCORED and job.route.score is not None and not job.route.tried
+        return is_scored and tenant is not None and tenant.routing.learn is not Learn.OFF
+
+    async def keep(self, job: Job, asked: Mapping[str, object], usage: Usage, seen: Fault | None) -> None:
+        """Keep what the job was like, and what was seen of its answer."""
+        policy = self.tenants[job.tenant].routing
+        route, question = job.route, turns.asked(asked)
+        assert route.score is not None
+        lesson = Lesson(
+            job_id=job.id,
+            digest=digest_of(question.text),
+            modality=route.modality,
+            tier=route.tier,
+            deployment=route.deployment,
+            score=route.score,
+            threshold=route.threshold or 0.0,
+            counted=count(question.text, question.length),
+            input_tokens=usage.input + usage.cache_read + usage.cache_write,
+            output_tokens=usage.output,
+            usd=None,
+            text=question.text if policy.learn is Learn.TEXT else "",
+        )
+        try:
+            await self.lessons.keep(
+                job.tenant, lesson, most=policy.lessons, seen=None if seen is None else Outcome(0.0, seen)
+            )
+        except BoardUnavailableError:
+            log.debug("lesson_not_kept", job=job.id)
+
+
+def values_of(asked: Job) -> Mapping[str, object]:
+    """The body as it was asked; nothing for one that is no JSON object."""
+    try:
+        values = json.loads(asked.body)
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}

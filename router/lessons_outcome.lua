@@ -1,0 +1,4 @@
+-- How well a job was answered. ARGV: job, tier, quality, by whom. Returns 0 when nothing is known of the job.
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
+note(ARGV[1], ARGV[2], ARGV[3], ARGV[4])
+return 1
