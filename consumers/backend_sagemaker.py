@@ -15,9 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-import boto3
 import structlog
-from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -28,7 +26,8 @@ from botocore.exceptions import (
 )
 
 from consumers.backend import Answer, BackendError, Notice, OnChunk, Pending, SoFar, Submitted
-from consumers.sagemaker_notices import CallName, Ending, Told, mark, read
+from consumers.sagemaker_clients import THREADS, AwsClients
+from consumers.sagemaker_notices import CallName, Ending, Told, is_canary, mark, read
 from consumers.sagemaker_payloads import JSON, LARGEST_ANSWER, answer, request
 from policies.deployments import Deployment, SageMaker
 from policies.pricing import Basis, Usage
@@ -39,9 +38,6 @@ log = structlog.get_logger(__name__)
 
 INLINE_BYTES = 128_000  # of a Body; API reference of InvokeEndpointAsync
 SYNC_BYTES = 6_291_456  # both ways; API reference of InvokeEndpoint
-THREADS = 16  # calls to AWS at once
-CONNECT_S, READ_S = 5.0, 20.0
-SYNC_READ_S = 65.0  # the service gives up after 60
 LISTEN_S, MESSAGES = 20, 10  # the longest and the most that one receive takes; API reference of ReceiveMessage
 UNSEEN_S = 60  # a message that is not acknowledged comes again after that
 SLACK_S = 120.0  # beyond time to live and run before a call counts as lost
@@ -73,14 +69,6 @@ class Reference:
         return json.dumps(asdict(self), separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Clients:
-    runtime: Any
-    control: Any
-    s3: Any
-    sqs: Any
-
-
 class SageMakerBackend:
     """See `HandOffBackend` and `NoticingBackend`."""
 
@@ -90,7 +78,7 @@ class SageMakerBackend:
         self._threads = threads
         self._deployments = deployments
         self._tenants = {mark(tenant): tenant for tenant in tenants}
-        self._clients: dict[tuple[str, str], _Clients] = {}
+        self._clients = AwsClients()
         self._outputs: dict[str, tuple[str, str]] = {}
         self._told: OrderedDict[str, Told] = OrderedDict()
 
@@ -156,7 +144,9 @@ class SageMakerBackend:
         """Whether the endpoint is there and in service."""
         place = _place(deployment)
         try:
-            found = await self._aws(self._of(place).control.describe_endpoint, EndpointName=deployment.model)
+            found = await self._aws(
+                self._clients.of(place, "sagemaker").describe_endpoint, EndpointName=deployment.model
+            )
         except BackendError as error:
             return f"{deployment.model}: {error.detail}"
         status = found["EndpointStatus"]
@@ -178,26 +168,39 @@ class SageMakerBackend:
         place = next(
             each.sagemaker for each in self._deployments.values() if each.sagemaker and each.sagemaker.queue == queue
         )
-        await self._aws(self._of(place).sqs.delete_message, QueueUrl=queue, ReceiptHandle=handle)
+        await self._aws(self._clients.of(place, "sqs").delete_message, QueueUrl=queue, ReceiptHandle=handle)
 
     async def _hear(self, queue: str, place: SageMaker) -> list[Notice]:
         given = await self._aws(
-            self._of(place).sqs.receive_message,
+            self._clients.of(place, "sqs").receive_message,
             QueueUrl=queue,
             MaxNumberOfMessages=MESSAGES,
             WaitTimeSeconds=LISTEN_S,
             VisibilityTimeout=UNSEEN_S,
+            MessageSystemAttributeNames=["SentTimestamp"],
         )
         notices = []
         for message in given.get("Messages", []):
             told = read(message["Body"])
             tenant = self._tenants.get(told.call.tenant_mark) if told else None
+            if told is None and is_canary(message["Body"]):
+                await self._leave_canary(queue, place, message)
+                continue
             if told is None or tenant is None:
                 log.warning("foreign_message", queue=queue.rpartition("/")[2], message=message["MessageId"])
                 continue
             self._remember(told)
             notices.append(Notice(tenant, told.call.job_id, told.call.attempt, (queue, message["ReceiptHandle"])))
         return notices
+
+    async def _leave_canary(self, queue: str, place: SageMaker, message: Mapping[str, Any]) -> None:
+        """Whoever checks the way to the queue waits for it; an old one is waited for by nobody."""
+        named = {"QueueUrl": queue, "ReceiptHandle": message["ReceiptHandle"]}
+        sqs = self._clients.of(place, "sqs")
+        if time.time() - int(message["Attributes"]["SentTimestamp"]) / 1000 > UNSEEN_S:
+            await self._aws(sqs.delete_message, **named)
+        else:
+            await self._aws(sqs.change_message_visibility, **named, VisibilityTimeout=1)
 
     def _remember(self, told: Told) -> None:
         self._told[str(told.call)] = told
@@ -211,7 +214,7 @@ class SageMakerBackend:
             payload = {"InputLocation": await self._put_input(place, job, attempt, body)}
         try:
             taken = await self._aws(
-                self._of(place).runtime.invoke_endpoint_async,
+                self._clients.of(place, "sagemaker-runtime").invoke_endpoint_async,
                 EndpointName=deployment.model,
                 ContentType=JSON,
                 Accept=JSON,
@@ -240,7 +243,7 @@ class SageMakerBackend:
                 Failure.REJECTED, f"the body is over {SYNC_BYTES} bytes, the most a synchronous endpoint takes"
             )
         given = await self._aws(
-            self._of(place).runtime.invoke_endpoint,
+            self._clients.of(place, "sagemaker-runtime").invoke_endpoint,
             EndpointName=deployment.model,
             ContentType=JSON,
             Accept=JSON,
@@ -265,7 +268,7 @@ class SageMakerBackend:
     async def _paths(self, deployment: Deployment, place: SageMaker) -> tuple[str, str]:
         """The endpoint's own places; '' where they are not to be had."""
         if deployment.model not in self._outputs:
-            control = self._of(place).control
+            control = self._clients.of(place, "sagemaker")
             try:
                 endpoint = await self._aws(control.describe_endpoint, EndpointName=deployment.model)
                 config = await self._aws(
@@ -287,7 +290,7 @@ class SageMakerBackend:
                 code="no_input_place",
             )
         bucket, key = _split(f"{place.inputs.rstrip('/')}/{_extension(job)}/{job.id}-{attempt}.json")
-        await self._aws(self._of(place).s3.put_object, Bucket=bucket, Key=key, Body=body, ContentType=JSON)
+        await self._aws(self._clients.of(place, "s3").put_object, Bucket=bucket, Key=key, Body=body, ContentType=JSON)
         return f"s3://{bucket}/{key}"
 
     async def _object(self, place: SageMaker, at: str) -> bytes | None:
@@ -296,7 +299,7 @@ class SageMakerBackend:
             return None
         bucket, key = _split(at)
         try:
-            given = await self._aws(self._of(place).s3.get_object, Bucket=bucket, Key=key)
+            given = await self._aws(self._clients.of(place, "s3").get_object, Bucket=bucket, Key=key)
         except BackendError as error:
             if error.code in ("NoSuchKey", "404"):
                 return None
@@ -321,26 +324,6 @@ class SageMakerBackend:
             usage = Usage(input=job.estimate.input_tokens, basis=Basis.ESTIMATED) if known.is_sure else Usage()
             raise BackendError(Failure.TIMED_OUT, f"no result after {age_s:.0f} s", code="lost", usage=usage)
         return Pending(min(LATEST_LOOK_S, max(SOONEST_LOOK_S, age_s / 5)))
-
-    def _of(self, place: SageMaker) -> _Clients:
-        key = (place.region, place.aws_url)
-        if key not in self._clients:
-            session = boto3.session.Session(region_name=place.region)
-            once = Config(
-                retries={"total_max_attempts": 1},
-                connect_timeout=CONNECT_S,
-                read_timeout=READ_S,
-                max_pool_connections=THREADS,
-            )
-            long = once.merge(Config(read_timeout=SYNC_READ_S))
-
-            def client(name: str, config: Config = once) -> Any:
-                return session.client(name, config=config, endpoint_url=place.aws_url or None)
-
-            self._clients[key] = _Clients(
-                client("sagemaker-runtime", long), client("sagemaker"), client("s3"), client("sqs", long)
-            )
-        return self._clients[key]
 
     async def _in_thread(self, act: Callable[[], Got]) -> Got:
         return await asyncio.get_running_loop().run_in_executor(self._threads, act)

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import cast
 
+CANARY = "pointsmanCheck"  # names a message with which `pointsman check` tries the way to the queue
 LONGEST_REASON = 500  # characters
 _ID = re.compile(r"([0-7][0-9A-HJKMNP-TV-Z]{25})\.(\d{1,4})\.([0-9a-f]{8})")
 
@@ -88,6 +89,11 @@ def read(text: str) -> Told | None:
         waited_s=_between(message.get("receivedTime"), message.get("eventTime")),
         answer=_carried(message.get("responseBody")),
     )
+
+
+def is_canary(text: str) -> bool:
+    """Whether `pointsman check` waits for this message."""
+    return f'"{CANARY}"' in text.replace("\\", "")
 
 
 def _object(text: str) -> Mapping[str, object]:

@@ -15,6 +15,8 @@ from uuid import uuid4
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from consumers.sagemaker_clients import words
+from consumers.sagemaker_notices import CANARY
 from consumers.sagemaker_scaling import NAMESPACE
 from policies.deployments import Deployment, SageMaker
 
@@ -41,11 +43,14 @@ class Trouble:
 class Preflight:
     """Checks one deployment. `client` gives AWS' client of a service by its name."""
 
-    def __init__(self, deployment: Deployment, place: SageMaker, client: Callable[[str], Any]) -> None:
+    def __init__(
+        self, deployment: Deployment, place: SageMaker, client: Callable[[str], Any], *, canary_s: float = CANARY_S
+    ) -> None:
         self._name = deployment.model
         self._has_price = deployment.price is not None
         self._place = place
         self._client = client
+        self._canary_s = canary_s
 
     def troubles(self) -> Iterator[Trouble]:
         """All that is found. What AWS refuses to show is found as well, and the rest goes on."""
@@ -57,7 +62,7 @@ class Preflight:
                 EndpointConfigName=endpoint["EndpointConfigName"]
             )
         except (ClientError, BotoCoreError) as error:
-            yield Trouble(True, f"the endpoint cannot be seen: {_words(error)}")
+            yield Trouble(True, f"the endpoint cannot be seen: {words(error)}")
             return
         if endpoint["EndpointStatus"] != "InService":
             yield Trouble(True, f"the endpoint is {endpoint['EndpointStatus']}, not InService")
@@ -68,18 +73,21 @@ class Preflight:
         if not asynchronous:
             return
         output = asynchronous["OutputConfig"]
-        checks: tuple[Callable[[], Iterator[Trouble]], ...] = (
-            partial(self._of_config, asynchronous),
-            partial(self._of_places, output),
-            partial(self._of_messages, output.get("NotificationConfig", {})),
-            partial(self._of_figures, endpoint),
-            partial(self._of_scaling, endpoint),
+        checks: tuple[tuple[str, Callable[[], Iterator[Trouble]]], ...] = (
+            ("its configuration", partial(self._of_config, asynchronous)),
+            ("its key", partial(self._of_key, output)),
+            ("its places in S3", partial(self._of_places, output)),
+            ("its queue and topics", partial(self._of_messages, output.get("NotificationConfig", {}))),
+            ("its metrics", partial(self._of_figures, endpoint)),
+            ("its scaling", partial(self._of_scaling, endpoint)),
         )
-        for check in checks:
+        for what, check in checks:
             try:
                 yield from check()
-            except (ClientError, BotoCoreError) as error:
-                yield Trouble(False, f"could not be checked: {_words(error)}")
+            except ClientError as error:  # what may not be looked at may well be in order
+                yield Trouble(not _is_refused(error), f"{what} could not be checked: {words(error)}")
+            except BotoCoreError as error:
+                yield Trouble(True, f"{what} could not be checked: {words(error)}")
 
     def _of_config(self, config: Mapping[str, Any]) -> Iterator[Trouble]:
         if not config["OutputConfig"].get("S3FailurePath"):
@@ -88,6 +96,12 @@ class Preflight:
             yield Trouble(
                 False, "MaxConcurrentInvocationsPerInstance is not set: set what the model server really takes"
             )
+
+    def _of_key(self, output: Mapping[str, Any]) -> Iterator[Trouble]:
+        if output.get("KmsKeyId"):
+            state = self._client("kms").describe_key(KeyId=output["KmsKeyId"])["KeyMetadata"]["KeyState"]
+            if state != "Enabled":
+                yield Trouble(True, f"the key of its output is {state}: nothing can be written or read")
 
     def _of_places(self, output: Mapping[str, Any]) -> Iterator[Trouble]:
         s3 = self._client("s3")
@@ -133,27 +147,31 @@ class Preflight:
             found = sns.list_subscriptions_by_topic(TopicArn=topic)["Subscriptions"]
             if not any(each["Endpoint"] == queue["QueueArn"] for each in found):
                 yield Trouble(True, f"{name}: the queue is not subscribed to it")
-            elif not self._arrives(topic):
+                continue
+            arrived, others = self._arrives(topic)
+            if not arrived:
                 yield Trouble(
-                    True,
-                    f"{name}: a message did not reach the queue in {CANARY_S:.0f} s: see the queue's policy and key",
+                    not others,  # behind many others' messages it may only be late
+                    f"{name}: a message did not reach the queue in {self._canary_s:.0f} s"
+                    f" ({others} others did): see the queue's policy and its key, and the subscription's filter",
                 )
 
-    def _arrives(self, topic: str) -> bool:
-        """Whether a message of ours comes through. Others' messages are put back."""
+    def _arrives(self, topic: str) -> tuple[bool, int]:
+        """Whether a message of ours comes through, and how many others came, which are put back."""
         sns, sqs, mark = self._client("sns"), self._client("sqs"), uuid4().hex
-        sns.publish(TopicArn=topic, Message=json.dumps({"pointsmanCheck": mark}))
-        ends = time.monotonic() + CANARY_S
+        sns.publish(TopicArn=topic, Message=json.dumps({CANARY: mark}))
+        ends, others = time.monotonic() + self._canary_s, 0
         while time.monotonic() < ends:
             found = sqs.receive_message(QueueUrl=self._place.queue, MaxNumberOfMessages=10, WaitTimeSeconds=2)
             for message in found.get("Messages", []):
                 if mark in message["Body"]:
                     sqs.delete_message(QueueUrl=self._place.queue, ReceiptHandle=message["ReceiptHandle"])
-                    return True
+                    return True, others
+                others += 1
                 sqs.change_message_visibility(
                     QueueUrl=self._place.queue, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0
                 )
-        return False
+        return False, others
 
     def _of_figures(self, endpoint: Mapping[str, Any]) -> Iterator[Trouble]:
         """What failed silently during the last day."""
@@ -203,19 +221,17 @@ class Preflight:
                     )
 
 
+def _is_refused(error: ClientError) -> bool:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    return code in ("403", "Forbidden") or any(word in code for word in ("AccessDenied", "Authoriz"))
+
+
 def _status(act: Callable[[], Any]) -> int:
     try:
         answer = act()
     except ClientError as error:
         return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     return int(answer["ResponseMetadata"]["HTTPStatusCode"])
-
-
-def _words(error: ClientError | BotoCoreError) -> str:
-    if isinstance(error, ClientError):
-        told = error.response.get("Error", {})
-        return f"{told.get('Code')}: {told.get('Message')}"
-    return str(error)
 
 
 def _split(at: str) -> tuple[str, str]:

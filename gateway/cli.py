@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from gateway import cli_dlq, cli_fleet, cli_router, cli_webhooks, logs, valkey, wiring
-from gateway.check import Level, check
+from gateway import cli_dlq, cli_fleet, cli_router, cli_sagemaker, cli_webhooks, logs, valkey, wiring
+from gateway.check import Finding, Level, check
 from gateway.settings import Settings, SettingsError, load
 from gateway.up import up
 from policies.keys import KeyTakenError, PublicKeyError
@@ -41,6 +41,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(board_app, name="board")
 app.add_typer(cli_dlq.app, name="dlq")
 app.add_typer(cli_router.app, name="router")
+app.add_typer(cli_sagemaker.app, name="sagemaker")
 app.add_typer(cli_webhooks.app, name="webhooks")
 
 out = Console(highlight=False)
@@ -148,10 +149,17 @@ def serve_sweeper(config: ConfigOption = None, until_stdin_closes: StdinOption =
 
 
 @app.command("check")
-def check_command(config: ConfigOption = None) -> None:
+def check_command(
+    backend: Annotated[
+        Literal["sagemaker"] | None, typer.Option(help="Look at what its deployments name as well, at AWS.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
     """Look at the settings without starting anything. Exit code 1 when something is wrong."""
     settings = _load(config, _environ(None))
     findings = check(settings)
+    if backend is not None:
+        findings += _findings_at_aws(settings)
     for finding in findings:
         out.print(str(finding), style="red" if finding.level is Level.ERROR else "yellow", soft_wrap=True, markup=False)
     errors = sum(finding.level is Level.ERROR for finding in findings)
@@ -304,6 +312,13 @@ def board_rebuild(config: ConfigOption = None, data: DataOption = None) -> None:
 def version_command() -> None:
     """The version of this program."""
     out.print(installed_version("pointsman"))
+
+
+def _findings_at_aws(settings: Settings) -> list[Finding]:
+    try:
+        return list(cli_sagemaker.findings(settings))
+    except SettingsError as error:
+        _fail(str(error))
 
 
 async def _topics(settings: Settings, *, create: bool) -> int:

@@ -3,9 +3,17 @@
 import random
 import ssl
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -18,7 +26,7 @@ from redis.exceptions import RedisError
 
 from gateway.settings import Settings, SettingsError
 from policies.conditions import Conditions
-from policies.deployments import Deployment
+from policies.deployments import Deployment, SageMaker
 from policies.keys import ApiKeys
 from policies.quota import Quotas, Scopes, Shadow
 from policies.retries import Failure
@@ -47,6 +55,8 @@ if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it count
     from consumers.collector import Collector
     from consumers.rebuilder import Rebuilder
     from consumers.retrier import Retrier
+    from consumers.sagemaker_preflight import Preflight
+    from consumers.sagemaker_scaling import Scaling
     from consumers.sweeper import Sweeper
     from consumers.webhook_sender import WebhookSender
     from consumers.worker import Worker
@@ -406,12 +416,44 @@ async def open_backend(core: Core, name: str, registry: CollectorRegistry) -> As
 
             yield EchoBackend()
         case "sagemaker":
-            from consumers.backend_sagemaker import SageMakerBackend
+            with _with_boto3():
+                from consumers.backend_sagemaker import SageMakerBackend
 
             async with SageMakerBackend.open(core.deployments, tuple(core.tenants)) as taking:
                 yield taking
         case _:
             raise SettingsError(f"there is no backend {name!r} in this version; there are gpu, sagemaker and echo")
+
+
+def preflight(deployment: Deployment, place: SageMaker) -> "Preflight":
+    """Looks at one SageMaker endpoint."""
+    with _with_boto3():
+        from consumers.sagemaker_clients import AwsClients
+        from consumers.sagemaker_preflight import Preflight
+
+    return Preflight(deployment, place, partial(AwsClients().of, place))
+
+
+def apply_scaling(plan: "Scaling", place: SageMaker) -> None:
+    """Tell AWS how an endpoint scales. Raises `SettingsError` where it refuses."""
+    with _with_boto3():
+        from consumers.sagemaker_clients import AwsClients, AwsError
+        from consumers.sagemaker_scaler import apply
+
+    try:
+        apply(plan, partial(AwsClients().of, place))
+    except AwsError as error:
+        raise SettingsError(str(error)) from error
+
+
+@contextmanager
+def _with_boto3() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"SageMaker needs {error.name}, which is not here: pip install 'pointsman[sagemaker]'"
+        ) from error
 
 
 def sweeper(core: Core) -> "Sweeper":

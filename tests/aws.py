@@ -28,7 +28,14 @@ class AwsPlace:
 
     @classmethod
     def made(
-        cls, url: str, container: str, *, concurrency: int = 8, has_failures: bool = True, is_realtime: bool = False
+        cls,
+        url: str,
+        container: str,
+        *,
+        concurrency: int = 8,
+        has_failures: bool = True,
+        is_realtime: bool = False,
+        key: str = "",
     ) -> "AwsPlace":
         """Make an endpoint whose container is at that address."""
         name = f"e-{uuid4().hex[:12]}"
@@ -39,6 +46,8 @@ class AwsPlace:
         output: dict[str, Any] = {"S3OutputPath": f"s3://{place.bucket}/out"}
         if has_failures:
             output["S3FailurePath"] = f"s3://{place.bucket}/failures"
+        if key:
+            output["KmsKeyId"] = key
         output["NotificationConfig"] = {"SuccessTopic": place._topic("ok"), "ErrorTopic": place._topic("errors")}
         asynchronous = {"ClientConfig": {"MaxConcurrentInvocationsPerInstance": concurrency}, "OutputConfig": output}
         control = place.client("sagemaker")

@@ -13,7 +13,7 @@ import logging
 import sys
 from collections.abc import Iterable
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
@@ -37,7 +37,7 @@ class _App:
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         path: str = environ["PATH_INFO"]
         if not path.startswith(CONTROL):
-            answer: Iterable[bytes] = self._moto(environ, start_response)
+            answer: Iterable[bytes] = self._moto(environ, self._without_list(environ, start_response))
             return answer
         length = min(int(environ.get("CONTENT_LENGTH") or 0), LARGEST_CONTROL)
         given = json.loads(environ["wsgi.input"].read(length) or b"null")
@@ -48,6 +48,17 @@ class _App:
             status, body = "400 Bad Request", json.dumps({"error": str(error)}).encode()
         start_response(status, [("content-type", "application/json"), ("content-length", str(len(body)))])
         return [body]
+
+    def _without_list(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> "StartResponse":
+        """Who may not list a bucket is told 403 of a key that is not there (S3's reference of GetObject)."""
+        bucket = environ["PATH_INFO"].split("/")[1]
+        if self.double is None or environ["REQUEST_METHOD"] not in ("GET", "HEAD") or not self.double.hides(bucket):
+            return start_response
+
+        def start(status: str, *more: Any) -> Any:
+            return start_response("403 Forbidden" if status.startswith("404") else status, *more)
+
+        return cast("StartResponse", start)
 
 
 def main() -> None:

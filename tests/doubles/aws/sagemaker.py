@@ -27,6 +27,7 @@ Tests set one endpoint with `POST /double/endpoint`: `{"name": ..., "container":
 | `drop_messages`, `double_messages` | the share of messages that never come, or come twice (by `seed`) |
 | `message_with_answer` | the answer lies in the message as well, base64 |
 | `upload_fails`, `download_fails`, `topic_fails` | the role may not write the output, read the input, publish |
+| `hide_missing` | whoever asks for a key that is not there is told 403, as without `s3:ListBucket` |
 | `lose_submit_answers` | the share of submits that are taken and answered with a 500 all the same |
 | `throttle` | the share of submits that are refused with a 429 |
 
@@ -54,7 +55,7 @@ from moto.sagemaker.models import sagemaker_backends
 from moto.sagemakerruntime.responses import SageMakerRuntimeResponse
 from moto.sns.models import sns_backends
 
-ACCOUNT, PARTITION = "123456789012", "aws"
+ACCOUNT, PARTITION, REGION = "123456789012", "aws", "us-east-1"
 INLINE_BYTES = 128_000
 SYNC_BYTES = 6_291_456
 SYNC_S = 60.0
@@ -80,6 +81,7 @@ class Knobs:
     upload_fails: bool = False
     download_fails: bool = False
     topic_fails: bool = False
+    hide_missing: bool = False
     lose_submit_answers: float = 0.0
     throttle: float = 0.0
     ttl_divisor: float = 1.0  # a TTL of 60 s, the shortest, is over in 60 / this
@@ -132,7 +134,7 @@ class Double:
         self._cloudwatch = boto3.client(
             "cloudwatch",
             endpoint_url=url,
-            region_name="us-east-1",
+            region_name=REGION,
             aws_access_key_id="double",
             aws_secret_access_key="double",
         )
@@ -171,6 +173,15 @@ class Double:
         with endpoint.changed:
             endpoint.instances = instances
             endpoint.changed.notify_all()
+
+    def hides(self, bucket: str) -> bool:
+        """Whether keys that are not there are denied in this bucket."""
+        for each in list(self._endpoints.values()):
+            if each.knobs.hide_missing:
+                config = _async_config(each.knobs.name, REGION)
+                if config["OutputConfig"]["S3OutputPath"].startswith(f"s3://{bucket}/"):
+                    return True
+        return False
 
     def submit(self, name: str, region: str, headers: Mapping[str, str], body: bytes) -> Invocation:
         """Queue one. Raises what the service answers."""
