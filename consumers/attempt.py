@@ -805,7 +805,7 @@ def _code(error: Mapping[str, object] | None) -> str | None:
 def _openai_usage(usage: Usage | None) -> dict[str, object] | None:
     if usage is None:
         return None
-    prompt = usage.input + usage.cache_read + usage.cache_write
+    prompt = usage.total - usage.output
     return {
         "prompt_tokens": prompt,
         "completion_tokens": usage.output,

@@ -367,6 +367,7 @@ class PriceSettings(Section):
     output: Dollars | None = None
     cache_read: Dollars | None = None
     cache_write: Dollars | None = None
+    cache_write_1h: Dollars | None = None
     images: DollarsEach | None = None
     audio_seconds: DollarsEach | None = None
     characters: Dollars | None = None
@@ -385,6 +386,7 @@ class PriceSettings(Section):
             Meter.OUTPUT: self.output,
             Meter.CACHE_READ: self.cache_read,
             Meter.CACHE_WRITE: self.cache_write,
+            Meter.CACHE_WRITE_1H: self.cache_write_1h,
             Meter.IMAGES: self.images,
             Meter.AUDIO_SECONDS: self.audio_seconds,
             Meter.CHARACTERS: self.characters,

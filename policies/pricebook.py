@@ -95,16 +95,26 @@ def _price(node: yaml.Node, name: str, entry: str, version: str) -> Price:
     source = fields.pop("source", None)
     if source is None:
         raise PriceBookError(f"{_at(name, node)}: {entry} does not say its source")
+    tiers = fields.pop("tiers", None)
+    others = {} if tiers is None else dict(_items(tiers, name, f"{entry}.tiers"))
+    return Price(
+        _rates(fields, node, name, entry),
+        f"{_text(source, name, f'{entry}.source')} ({version})",
+        {tier: _rates(dict(_items(at, name, tier)), at, name, f"{entry}.tiers.{tier}") for tier, at in others.items()},
+    )
+
+
+def _rates(fields: Mapping[str, yaml.Node], node: yaml.Node, name: str, entry: str) -> dict[Meter, Decimal]:
     rates = {}
     for key, value in fields.items():
         if key not in set(Meter):
             raise PriceBookError(
-                f"{_at(name, value)}: {entry} has an unknown key {key!r}; there are {', '.join(Meter)} and source"
+                f"{_at(name, value)}: {entry} has an unknown key {key!r}; there are {', '.join(Meter)}, source, tiers"
             )
         rates[Meter(key)] = _rate(value, name, f"{entry}.{key}", Meter(key))
     if not rates:
         raise PriceBookError(f"{_at(name, node)}: {entry} has no price")
-    return Price(rates, f"{_text(source, name, f'{entry}.source')} ({version})")
+    return rates
 
 
 def _rate(node: yaml.Node, name: str, key: str, meter: Meter) -> Decimal:

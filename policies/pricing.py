@@ -1,7 +1,7 @@
 """What a call costs: usage times price book, in exact decimals."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
@@ -21,6 +21,7 @@ class Meter(StrEnum):
     INPUT = "input"
     CACHE_READ = "cache_read"
     CACHE_WRITE = "cache_write"
+    CACHE_WRITE_1H = "cache_write_1h"  # kept for an hour, which some providers charge more for
     OUTPUT = "output"
     IMAGES = "images"
     AUDIO_SECONDS = "audio_seconds"
@@ -31,6 +32,7 @@ UNITS: Mapping[Meter, str] = MappingProxyType(
     {meter: "tokens" for meter in Meter}
     | {Meter.IMAGES: "images", Meter.AUDIO_SECONDS: "seconds", Meter.CHARACTERS: "characters"}
 )
+UNNAMED_TIERS = frozenset({"", "default", "standard"})
 BY_UNIT = frozenset({Meter.IMAGES, Meter.AUDIO_SECONDS, Meter.CHARACTERS})
 
 
@@ -47,6 +49,7 @@ class Usage:
     """What one call used, normalised: `input` excludes cached tokens, `output` includes reasoning.
 
     A started second of audio counts whole. Where there are tokens and units, they are two counts of the same work.
+    `tier` is the provider's service tier that served it; empty where it names none.
     """
 
     input: int = 0
@@ -57,11 +60,13 @@ class Usage:
     images: int = 0
     audio_seconds: int = 0
     characters: int = 0
+    cache_write_1h: int = 0
+    tier: str = ""
 
     @property
     def total(self) -> int:
         """All tokens, cached ones included."""
-        return self.input + self.cache_read + self.cache_write + self.output
+        return self.input + self.cache_read + self.cache_write + self.cache_write_1h + self.output
 
     def quantities(self) -> Mapping[Meter, int]:
         """The meters that counted anything, in the order of `Meter`."""
@@ -72,6 +77,8 @@ class Usage:
             counted[Meter.CACHE_READ] = self.cache_read
         if self.cache_write:
             counted[Meter.CACHE_WRITE] = self.cache_write
+        if self.cache_write_1h:
+            counted[Meter.CACHE_WRITE_1H] = self.cache_write_1h
         if self.output:
             counted[Meter.OUTPUT] = self.output
         if self.images:
@@ -88,11 +95,22 @@ class Price:
     """Dollars per million of each meter, and where that figure is from.
 
     At most six decimals each, so that one token costs a whole number of picodollars
-    and sums kept as integers stay exact.
+    and sums kept as integers stay exact. `tiers` are the prices of a provider's other service tiers, each whole.
     """
 
     per_million: Mapping[Meter, Decimal]
     source: str
+    tiers: Mapping[str, Mapping[Meter, Decimal]] = field(default_factory=dict)
+
+    def served(self, tier: str) -> Mapping[Meter, Decimal] | None:
+        """What a call costs that was served in that tier; None where the book does not say."""
+        found = self.tiers.get(tier)
+        return self.per_million if found is None and tier in UNNAMED_TIERS else found
+
+    def asked(self, tier: str) -> "Price | None":
+        """The price of calls that ask for that tier, also where none is named; None where the book does not say."""
+        rates = self.served(tier)
+        return None if rates is None else Price(rates, self.source, {"default": self.per_million, **self.tiers})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +126,7 @@ class ChargeLine:
     basis: Basis
     outcome: str
     price_source: str | None
+    tier: str = ""
 
     @property
     def id(self) -> str:
@@ -130,9 +149,10 @@ def charge(price: Price | None, usage: Usage, *, job: str, attempt: int, outcome
     A meter that the price does not name is unpriced, except that cached tokens without a
     price of their own cost what input costs.
     """
+    rates = _rates(price, usage)
     lines = []
-    for meter, quantity in _charged(price, usage).items():
-        rate = _rate(price, meter)
+    for meter, quantity in _charged(rates, usage).items():
+        rate = _rate(rates, meter)
         lines.append(
             ChargeLine(
                 job=job,
@@ -144,6 +164,7 @@ def charge(price: Price | None, usage: Usage, *, job: str, attempt: int, outcome
                 basis=usage.basis,
                 outcome=outcome,
                 price_source=None if price is None else price.source,
+                tier=usage.tier,
             )
         )
     return tuple(lines)
@@ -154,8 +175,9 @@ def cost(price: Price | None, usage: Usage) -> Decimal | None:
     if price is None:
         return None if usage.total else Decimal(0)
     amount = Decimal(0)
-    for meter, quantity in _charged(price, usage).items():
-        rate = _rate(price, meter)
+    rates = _rates(price, usage)
+    for meter, quantity in _charged(rates, usage).items():
+        rate = _rate(rates, meter)
         if rate is None:
             return None
         amount += rate * quantity
@@ -177,18 +199,22 @@ def picodollars(usd: Decimal) -> int:
     return int(usd.scaleb(12).to_integral_exact())
 
 
-def _charged(price: Price | None, usage: Usage) -> Mapping[Meter, int]:
+def _rates(price: Price | None, usage: Usage) -> Mapping[Meter, Decimal] | None:
+    return None if price is None else price.served(usage.tier)
+
+
+def _charged(rates: Mapping[Meter, Decimal] | None, usage: Usage) -> Mapping[Meter, int]:
     """What is charged: units where the price names one of them, or nothing else was counted; else tokens."""
     counted = usage.quantities()
     units = {meter: quantity for meter, quantity in counted.items() if meter in BY_UNIT}
-    priced = {meter: quantity for meter, quantity in units.items() if price is not None and meter in price.per_million}
+    priced = {meter: quantity for meter, quantity in units.items() if rates is not None and meter in rates}
     return priced or {meter: quantity for meter, quantity in counted.items() if meter not in units} or units
 
 
-def _rate(price: Price | None, meter: Meter) -> Decimal | None:
-    if price is None:
+def _rate(rates: Mapping[Meter, Decimal] | None, meter: Meter) -> Decimal | None:
+    if rates is None:
         return None
-    rate = price.per_million.get(meter)
+    rate = rates.get(meter)
     if rate is None and meter in (Meter.CACHE_READ, Meter.CACHE_WRITE):
-        rate = price.per_million.get(Meter.INPUT)
+        rate = rates.get(Meter.INPUT)
     return rate

@@ -70,7 +70,9 @@ class Scope:
     def counted(self, usage: Usage) -> int:
         """The tokens that a call has used here; what has no tokens counts for as many as are usual for it."""
         cached = usage.cache_read if self.cache_reads_count else 0
-        used = usage.input + usage.cache_write + cached + ceil(usage.output * self.output_burndown)
+        used = (
+            usage.input + usage.cache_write + usage.cache_write_1h + cached + ceil(usage.output * self.output_burndown)
+        )
         return used or usual_tokens(usage)
 
 

@@ -48,6 +48,7 @@ def lines_of(text: str | bytes) -> tuple[ChargeLine, ...]:
             basis=Basis(row["basis"]),
             outcome=row["outcome"],
             price_source=row["price_source"],
+            tier=row.get("tier", ""),
         )
         for row in json.loads(text)["lines"]
     )
@@ -168,6 +169,7 @@ def _values(line: ChargeLine) -> dict[str, object]:
         "basis": line.basis,
         "outcome": line.outcome,
         "price_source": line.price_source,
+        **({"tier": line.tier} if line.tier else {}),
     }
 
 

@@ -29,7 +29,7 @@ from gateway.metrics import InboxMetrics, Metrics
 from gateway.reading import Inflight
 from gateway.settings import MIB, Settings
 from policies.deployments import Fallback, Modality, Tier
-from policies.pricing import Basis, Meter, Price, Usage, charge
+from policies.pricing import Meter, Price, Usage, charge
 from policies.retries import Failure
 from router import envelope, ledger, topics
 from router.job import TERMINAL, Alternative, Estimate, Job, JobClass, JobState, Line, Payload, Reply, Route
@@ -185,7 +185,8 @@ def test_the_page_of_the_records_has_each_header_of_a_job() -> None:
 def test_the_page_of_the_records_has_each_key_of_what_is_json() -> None:
     page = DOCS / "reference" / "records.md"
     price = Price({Meter.INPUT: Decimal(1)}, "a test")
-    lines = charge(price, Usage(input=1, basis=Basis.METERED), job=JOB.id, attempt=1, outcome="completed")
+    usage = Usage(input=1, tier="default")
+    lines = charge(price, usage, job=JOB.id, attempt=1, outcome="completed")
     attempt = ledger.attempt_text(JOB, 1, "mb_1", lines, 1, concluded=True)
     event = ledger.event_text(replace(JOB, webhook_url="", reply=None), JobState.COMPLETED, usd=None)
     microbatch = Tally("mb_1", "light", "gpu.text.light", started=0.0).text(1.0)

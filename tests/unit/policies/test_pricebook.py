@@ -89,3 +89,13 @@ def test_dollars_are_text_or_whole_numbers(value: object) -> None:
 def test_dollars_are_nothing_else(value: object) -> None:
     with pytest.raises(ValueError, match=r"string|must be dollars"):
         pricebook.dollars(value)
+
+
+def test_a_book_has_whole_prices_of_other_tiers() -> None:
+    book = pricebook.parse(a_book('{input: "1", output: "2", source: "x", tiers: {flex: {input: "0.5"}}}'), name="own")
+
+    price = book.find("some-model")
+    assert price is not None
+    assert price.served("flex") == {Meter.INPUT: Decimal("0.5")}
+    with pytest.raises(PriceBookError, match=r"some-model\.tiers\.flex has an unknown key"):
+        pricebook.parse(a_book('{input: "1", source: "x", tiers: {flex: {inputs: "1"}}}'), name="own")

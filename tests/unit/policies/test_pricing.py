@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.pricing import Basis, Meter, Price, Usage, charge, picodollars, total
+from policies.pricing import Basis, Meter, Price, Usage, charge, cost, picodollars, total
 
 CLAUDE_37 = Price(
     {
@@ -153,3 +153,46 @@ def test_a_line_says_where_quantity_and_price_come_from() -> None:
     assert line.price_source == "test"
     assert line.outcome == "failed"
     assert line.usd_per_million == Decimal("3.00")
+
+
+TIERED = Price(
+    {Meter.INPUT: Decimal("0.80"), Meter.OUTPUT: Decimal("3.20")},
+    "test",
+    {
+        "flex": {Meter.INPUT: Decimal("0.40"), Meter.OUTPUT: Decimal("1.60")},
+        "priority": {Meter.INPUT: Decimal("1.40"), Meter.OUTPUT: Decimal("5.60")},
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("tier", "usd"),
+    [("", "4"), ("default", "4"), ("standard", "4"), ("flex", "2"), ("priority", "7"), ("reserved", None)],
+)
+def test_a_call_is_charged_by_the_tier_that_served_it_and_one_that_the_book_does_not_know_is_unpriced(
+    tier: str, usd: str | None
+) -> None:
+    usage = Usage(input=1_000_000, output=1_000_000, tier=tier)
+
+    lines = charge(TIERED, usage, job="job_1", attempt=1, outcome="completed")
+
+    assert total(lines) == (None if usd is None else Decimal(usd))
+    assert cost(TIERED, usage) == total(lines)
+    assert {line.tier for line in lines} == {tier}
+
+
+def test_a_deployment_that_asks_for_a_tier_is_estimated_by_it_and_charged_by_what_it_got() -> None:
+    price = TIERED.asked("priority")
+    assert price is not None
+
+    assert cost(price, Usage(input=1_000_000)) == Decimal("1.40")
+    assert cost(price, Usage(input=1_000_000, tier="priority")) == Decimal("1.40")
+    assert cost(price, Usage(input=1_000_000, tier="default")) == Decimal("0.80")
+    assert TIERED.asked("reserved") is None
+
+
+def test_a_cache_write_for_an_hour_is_never_charged_as_one_for_five_minutes() -> None:
+    usage = Usage(cache_write_1h=1_000_000)
+
+    assert cost(CLAUDE_37, usage) is None
+    assert cost(Price({**CLAUDE_37.per_million, Meter.CACHE_WRITE_1H: Decimal("6")}, "test"), usage) == Decimal("6")
