@@ -6,8 +6,8 @@ Rows: `prompt`, `source`, `task`, `weak_score`, `strong_score`, `group`, `scores
 the sources with at least 100 rows, each with its own threshold. lift@20: of what an oracle gains over random with
 20 % heavy, the part gained (random 0); PGR@20: the part of the gap closed (random 0.20); APGR: over all heavy shares
 (random 0.5). `folds`: 5 folds by group. `families`: a family of sources is left out of the training, with all that
-shares a group with it. `mmlu`: trained on 1,500 rows of MMLU alone, tested on the rest (5 draws). `own`: trained on
-200 and 500 rows of one source alone (3 draws), beside the weights that have not seen its family. `drift`: a day of
+shares a group with it. `mmlu`: trained on 1,500 rows of MMLU alone, tested on the rest (5 draws). `own`: weights that
+have not seen a source's family, corrected by 200 and 500 of its rows (3 draws), and not. `drift`: a day of
 four phases, one process and four replicas. `time`: CPU of one score. The last line is one JSON object.
 """
 
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from router import labels
 from router.evaluation import Answers, Doubles, Worth, lift_difference, worth
+from router.fitting import Row, learned
 from router.gain import GainScore, Weights, dump, load, predict, shipped, squeezed
 from router.tracker import Target, absorbed, moved, scored, start
 from router.training import Labelled, train
@@ -70,15 +71,15 @@ def main() -> None:
     folds = _by_folds(data) if {"folds", "drift"} & set(wanted) else None
     if folds is not None and "folds" in wanted:
         figures["folds"] = _compare("5 folds by group", data, {"this router": folds, **_others(data)})
-    families = _by_families(data) if {"families", "own"} & set(wanted) else None
-    if families is not None and "families" in wanted:
+    if "families" in wanted:
+        families = _by_families(data)
         figures["families"] = _compare(
             "one source family left out", data, {"this router": families, "prompt length": _lengths(data)}
         )
     if "mmlu" in wanted:
         figures["mmlu"] = _few(data, "routellm_mmlu", 1_500, draws=5)
-    if families is not None and "own" in wanted:
-        figures["own"] = _own(data, families)
+    if "own" in wanted:
+        figures["own"] = _own(data)
     if folds is not None and "drift" in wanted:
         figures["drift"] = _drift(data, folds)
     if "time" in wanted:
@@ -211,30 +212,47 @@ def _few(data: Data, source: str, rows: int, *, draws: int) -> dict[str, float]:
 
 def _draws(data: Data, source: str, rows: int, draws: int) -> Iterator[tuple[NDArray[np.int64], Worth]]:
     at = np.flatnonzero(data.source == source)
-    for draw in range(draws):
-        mixed = np.random.default_rng(draw).permutation(at)
-        taken = np.sort(mixed[:rows])
-        tested = np.sort(mixed[rows:])
-        tested = tested[~np.isin(data.group[tested], data.group[taken])]
+    for taken, tested in _split(data, at, rows, draws=draws):
         score = np.zeros(len(data.rows))
         score[tested] = _scores(data, _fit(data, taken, enough=50), tested)
         yield tested, _worth(data, score, [tested])
 
 
-def _own(data: Data, families: Doubles) -> dict[str, object]:
-    print("\nown rows alone, lift@20 / APGR (weights that have not seen the family, on the same rows)")
+def _own(data: Data) -> dict[str, object]:
+    """A correction from own rows on weights that have not seen the family, as `pointsman router fit` makes it."""
+    print("\nown rows correct weights that have not seen the family, lift@20 / APGR (these weights, on the same rows)")
     figures: dict[str, object] = {}
     for at in data.sources(np.ones(len(data.rows), np.bool_)):
         name = str(data.source[at[0]])
+        family = data.family(name)
+        prior = _fit(data, ~family & ~np.isin(data.group, data.group[family]))
         for rows in (200, 500):
             if len(at) < rows + ENOUGH:
                 continue
-            found = [(own, _worth(data, families, [tested])) for tested, own in _draws(data, name, rows, 3)]
+            found: list[tuple[Worth, Worth]] = []
+            for taken, tested in _split(data, at, rows, draws=3):
+                own = [Row(data.rows[each].counted, data.rows[each].gain, str(each)) for each in taken.tolist()]
+                correction = learned(own, prior)
+                both = []
+                for used in (correction, None):
+                    made = [predict(data.rows[each].counted, prior, used).gain for each in tested.tolist()]
+                    both.append(worth([np.array(made)], [_answers(data, tested)]))
+                found.append((both[0], both[1]))
             lift, apgr = (float(np.mean([getattr(own, key) for own, _ in found])) for key in ("lift", "apgr"))
             before = [float(np.mean([getattr(prior, key) for _, prior in found])) for key in ("lift", "apgr")]
             print(f"  {name:<18}{rows:>5} rows {lift:>6.2f} / {apgr:.3f}   ({before[0]:.2f} / {before[1]:.3f})")
             figures[f"{name}:{rows}"] = {"apgr": round(apgr, 4), "before": round(before[1], 4)}
     return figures
+
+
+def _split(
+    data: Data, at: NDArray[np.int64], rows: int, *, draws: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """So many rows, and those of other groups."""
+    for draw in range(draws):
+        mixed = np.random.default_rng(draw).permutation(at)
+        taken, tested = np.sort(mixed[:rows]), np.sort(mixed[rows:])
+        yield taken, tested[~np.isin(data.group[tested], data.group[taken])]
 
 
 def _drift(data: Data, folds: Doubles) -> dict[str, object]:

@@ -604,9 +604,12 @@ class _OneAttempt:
             )
             result = b""
         attempted = self._attempted(answer.usage, "completed")
-        return await self._conclude(
+        outcome = await self._conclude(
             JobState.COMPLETED, attempted, result=result, result_at=result_at, usage=answer.usage
         )
+        if learning is not None and asked is not None and isinstance(outcome, Concluded):
+            await learning.answered(job, asked, answer.body)
+        return outcome
 
     async def _after(self, error: BackendError) -> Outcome:
         self._is_probe = False

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from consumers import shadows
 from consumers.judged import Fault
+from consumers.shadows import Shadows
 from policies.pricing import Usage
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Learn, Tenant
@@ -14,6 +16,7 @@ from router import turns
 from router.features import count
 from router.job import Job
 from router.lessons import Lesson, Lessons, Outcome, digest_of
+from router.log import LogUnavailableError
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +29,7 @@ class Learning:
 
     lessons: Lessons
     tenants: Mapping[str, Tenant]
+    shadows: Shadows | None = None
 
     def wants(self, job: Job) -> bool:
         """Whether anything is to be kept of this job."""
@@ -58,6 +62,19 @@ class Learning:
             )
         except BoardUnavailableError:
             log.debug("lesson_not_kept", job=job.id)
+
+    async def answered(self, job: Job, asked: Job, answer: bytes) -> None:
+        """The job is over: a shadow is compared, and one may be started of what light answered."""
+        is_shadow = job.route.rule == shadows.RULE
+        if self.shadows is None or not (is_shadow or self.wants(job)):
+            return
+        try:
+            if is_shadow:
+                await self.shadows.ended(job, values_of(asked), answer)
+            elif self.tenants[job.tenant].routing.shadow_share:
+                await self.shadows.start(job, asked, values_of(asked))
+        except (BoardUnavailableError, LogUnavailableError):
+            log.debug("shadow_left_out", job=job.id)
 
 
 def values_of(asked: Job) -> Mapping[str, object]:

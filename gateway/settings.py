@@ -227,6 +227,8 @@ class RoutingSettings(Section):
     learn: Learn = Learn.FEATURES
     lessons: Whole = Field(default=5_000, ge=0, le=1_000_000)
     escalate: bool = False
+    shadow_percent: Number = Field(default=0.0, ge=0, le=100)
+    shadow_usd_per_day: Dollars = Decimal(1)
 
 
 class TenantRoutingSettings(Section):
@@ -238,6 +240,8 @@ class TenantRoutingSettings(Section):
     learn: Learn | None = None
     lessons: Whole | None = Field(default=None, ge=0, le=1_000_000)
     escalate: bool | None = None
+    shadow_percent: Number | None = Field(default=None, ge=0, le=100)
+    shadow_usd_per_day: Dollars | None = None
 
 
 class LimitSettings(Section):
@@ -576,6 +580,8 @@ def _routing(own: TenantRoutingSettings, of_all: RoutingSettings) -> RoutingPoli
         learn=both.learn if both.lessons else Learn.OFF,
         lessons=both.lessons,
         escalates=both.escalate,
+        shadow_share=both.shadow_percent / 100,
+        shadow_usd_per_day=both.shadow_usd_per_day,
     )
 
 

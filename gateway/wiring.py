@@ -359,6 +359,7 @@ def attempt(
     from consumers.attempt import Attempt
     from consumers.learning import Learning
     from consumers.onward import Onward
+    from consumers.shadows import Shadows
 
     settings = core.settings.worker
     return Attempt(
@@ -370,7 +371,11 @@ def attempt(
         backend=backend,
         deployments=core.deployments,
         tenants=core.tenants,
-        learning=Learning(core.lessons, core.tenants),
+        learning=Learning(
+            core.lessons,
+            core.tenants,
+            Shadows(core.board, core.log, core.lessons, core.tenants, core.deployments),
+        ),
         onward=Onward(
             deployments=core.deployments,
             retries=settings.retry_rule(),

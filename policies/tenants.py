@@ -23,6 +23,7 @@ class RoutingPolicy:
     much that a call is expected to cost that on average. `effort_share`: of the calls in a tier whose deployments
     differ in effort, those that get the most. Of at most `lessons` jobs is kept what `learn` allows. With `escalates`
     a job goes once to heavy when light's answer is empty, a refusal or not as the schema has it.
+    `shadow_share` of what light answers is also asked of heavy, for so many dollars a day.
     """
 
     heavy_share: float = 0.2
@@ -31,6 +32,8 @@ class RoutingPolicy:
     learn: Learn = Learn.FEATURES
     lessons: int = 5_000
     escalates: bool = False
+    shadow_share: float = 0.0
+    shadow_usd_per_day: Decimal = Decimal(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,16 +99,22 @@ def fit(rows: Sequence[Row], weights: Weights, *, seed: int = 0) -> Better | Not
     fold = np.random.default_rng(seed).integers(0, FOLDS, int(groups.max()) + 1)[groups]
     corrected = prior.copy()
     for which in range(FOLDS):
-        learned, tested = np.flatnonzero(fold != which), np.flatnonzero(fold == which)
-        if len(learned) and len(tested):
-            found = _corrected(rows, space, gains - prior, counts, learned)
+        seen, tested = np.flatnonzero(fold != which), np.flatnonzero(fold == which)
+        if len(seen) and len(tested):
+            found = _corrected(rows, space, gains - prior, counts, seen)
             corrected[tested] += [found.of(space[at], rows[at].counted.places) for at in tested.tolist()]
     before, after = _worth(prior, gains, counts), _worth(corrected, gains, counts)
     least = _surely(prior, corrected, gains, counts, groups, seed)
     if least <= 0:
         return NotBetter(len(rows), before, after - before, least)
-    whole = _corrected(rows, space, gains - prior, counts, np.arange(len(rows)))
-    return Better(whole, len(rows), before, after - before, least)
+    return Better(learned(rows, weights), len(rows), before, after - before, least)
+
+
+def learned(rows: Sequence[Row], weights: Weights) -> Correction:
+    """What all rows teach, whether it is better or not."""
+    space = np.array([standardised(row.counted.features, weights) for row in rows], np.float64)
+    missed = np.array([row.gain - predict(row.counted, weights).gain for row in rows])
+    return _corrected(rows, space, missed, np.array([row.weight for row in rows]), np.arange(len(rows)))
 
 
 def _corrected(

@@ -57,6 +57,7 @@ class Lessons:
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
         self._keep = Script.load("router", "lessons_functions", "lessons_keep")
+        self._spend = Script.load("router", "lessons_spend")
         self._outcome = Script.load("router", "lessons_functions", "lessons_outcome")
 
     async def keep(self, tenant: str, lesson: Lesson, *, most: int, seen: Outcome | None = None) -> None:
@@ -65,10 +66,18 @@ class Lessons:
         arguments += ["", ""] if seen is None else [f"{seen.quality:.4f}", seen.by]
         await self._scripts.run(self._keep, _keys(tenant), arguments)
 
-    async def outcome(self, tenant: str, job_id: str, tier: Tier, outcome: Outcome) -> bool:
-        """How well the job was answered; False when nothing is known of it: no score decided, or it is long ago."""
-        arguments = [job_id, str(tier), f"{outcome.quality:.4f}", outcome.by]
+    async def outcome(self, tenant: str, job_id: str, tier: Tier, outcome: Outcome, *, first: bool = False) -> bool:
+        """How well the job was answered; False when nothing is known of it: no score decided, or it is long ago.
+
+        `first`: what is known already stands.
+        """
+        arguments: list[Value] = [job_id, str(tier), f"{outcome.quality:.4f}", outcome.by, int(first)]
         return bool(await self._scripts.run(self._outcome, _keys(tenant), arguments))
+
+    async def spend(self, tenant: str, usd: Decimal, *, a_day: Decimal) -> bool:
+        """Take so much of the (UTC) day's budget for shadow runs; False when it is not there."""
+        arguments = [_picodollars(usd), _picodollars(a_day)]
+        return bool(await self._scripts.run(self._spend, [f"{_keys(tenant)[0]}:shadows"], arguments))
 
     async def read(self, tenant: str, *, since: float = 0.0) -> AsyncIterator[Lesson]:
         """The oldest first, from a moment on."""
@@ -140,3 +149,7 @@ def _lesson(job: str, kept: str, outcomes: Mapping[Tier, Outcome]) -> Lesson:
 def _outcome(words: bytes) -> Outcome:
     quality, _, by = words.decode().partition(" ")
     return Outcome(float(quality), by)
+
+
+def _picodollars(usd: Decimal) -> int:
+    return int((usd * 10**12).to_integral_value())

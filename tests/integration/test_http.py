@@ -363,3 +363,19 @@ async def test_paths_and_models_that_are_not_there_make_no_series(gateway: Gatew
     text = (await gateway.http.get("/metrics")).text
     assert "nothing" not in text
     assert "gpt-" not in text
+
+
+async def test_an_outcome_is_kept_for_jobs_that_a_score_decided(gateway: Gateway) -> None:
+    scored, named = [(await gateway.chat("Where is Pemba?", model=name)).json()["id"] for name in ("auto", "small")]
+
+    async def tell(completion: str, **fields: Any) -> httpx2.Response:
+        return await gateway.http.post(f"/v1/jobs/{completion}/outcome", json=fields)
+
+    told = (await tell(scored, score=0.5)).json()
+    assert (told["object"], told["score"], told["kept"]) == ("job.outcome", 0.5, True)
+    assert (await tell(named, score=1)).json()["kept"] is False
+    for wrong in ({}, {"score": 2}, {"score": True}, {"score": "1"}, {"score": 1, "text": "x"}):
+        assert (await tell(scored, **wrong)).status_code == 400
+    assert (await tell("job_01KB7M4Q3M7C9V2W6T8X0Y1Z2A", score=1)).status_code == 404
+    [lesson] = [lesson async for lesson in gateway.core.lessons.read("acme")]
+    assert [outcome.quality for outcome in lesson.outcomes.values()] == [0.5]

@@ -1,5 +1,6 @@
 """What a worker keeps for the router: bounded, without text unless allowed, with outcomes; and escalation."""
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from decimal import Decimal
@@ -11,6 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from consumers.learning import Learning
+from consumers.shadows import Shadows, agreement
 from policies.deployments import Fallback, Modality, Tier
 from policies.retries import Failure
 from policies.scripts import Scripts
@@ -18,12 +20,12 @@ from policies.tenants import Learn, RoutingPolicy, Tenant
 from router import fitting
 from router.features import BITS, NAMES, count
 from router.gain import Correction
-from router.job import Alternative, Estimate, JobState, Route
+from router.job import Alternative, Estimate, JobClass, JobState, Queue, Route
 from router.lessons import Lesson, Lessons, Outcome
 from router.shares import Shares
 from router.sharing import Sharing
 from router.versions import Versions
-from tests.builders import Bench, a_bench, a_body, a_deployment
+from tests.builders import Bench, a_bench, a_body, a_deployment, until
 from tests.integration.test_worker import working
 
 BIG = a_deployment("big", tier=Tier.HEAVY)
@@ -164,3 +166,52 @@ async def test_a_stream_and_a_job_without_consent_stay_as_they_are(bench: Bench,
         [view] = await bench.ended(job)
 
     assert (view.state, view.job.route.deployment, view.attempts) == (JobState.COMPLETED, "small", 1)
+
+
+# Shadow runs
+
+
+def shadowing(bench: Bench, **fields: Any) -> Learning:
+    bench.tenants["acme"] = a_tenant(shadow_share=1.0, **fields)
+    lessons = Lessons(bench.scripts)
+    return Learning(lessons, bench.tenants, Shadows(bench.board, bench.log, lessons, bench.tenants, bench.deployments))
+
+
+async def test_a_shadow_run_asks_heavy_behind_everything_else_and_shows_both_tiers(bench: Bench) -> None:
+    learning = shadowing(bench)
+    first = await bench.queued("Where is Pemba?", route=SCORED)
+
+    async def is_compared() -> bool:
+        return any(len(lesson.outcomes) == 2 for lesson in await kept(bench))
+
+    async with working(bench.worker(learning=learning)):
+        await until(is_compared)
+
+    [lesson] = await kept(bench)
+    assert lesson.job_id == first.id
+    assert lesson.outcomes == {Tier.LIGHT: Outcome(1.0, "shadow"), Tier.HEAVY: Outcome(1.0, "shadow")}
+    [shadow] = [
+        view.job for view in await bench.board.page("acme", states=[], limit=9, after="") if view.job.id != first.id
+    ]
+    assert (shadow.route.deployment, shadow.queue, shadow.job_class) == ("big", Queue.OVERFLOW, JobClass.BULK)
+    assert shadow.metadata == {"pointsman_shadow_of": first.id}
+
+
+async def test_a_shadow_run_stays_within_the_days_budget(bench: Bench) -> None:
+    learning = shadowing(bench, shadow_usd_per_day=Decimal(0))
+    async with working(bench.worker(learning=learning)):
+        await bench.ended(await bench.queued("Where is Pemba?", route=SCORED))
+
+    assert len(await bench.board.page("acme", states=[], limit=9, after="")) == 1
+    lessons = Lessons(bench.scripts)
+    spent = [await lessons.spend("acme", Decimal("0.4"), a_day=Decimal(1)) for _ in range(3)]
+    assert spent == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"), [("a b", "A, b!", 1), ("a b", "c d", 0), ("a b", "b c", 0.5), ("", "", 0)]
+)
+def test_answers_agree_as_far_as_they_share_words(one: str, other: str, expected: float) -> None:
+    answers = [json.dumps({"choices": [{"message": {"content": text}}]}).encode() for text in (one, other)]
+
+    assert agreement(*answers) == expected
