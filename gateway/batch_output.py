@@ -81,9 +81,17 @@ def _about(view: JobView) -> bytes:
             "lane": route.lane,
             "deployment": route.deployment,
             "attempts": view.attempts,
+            "seconds": _seconds(view),
             "usd": None if usd is None else plain(usd),
         }
     )
+
+
+def _seconds(view: JobView) -> float | None:
+    """From its first attempt to its end."""
+    if view.started_at is None or view.finished_at is None:
+        return None
+    return round(view.finished_at - view.started_at, 3)
 
 
 def custom_id(view: JobView) -> str:

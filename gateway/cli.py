@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from gateway import cli_dlq, cli_fleet, cli_router, cli_sagemaker, cli_webhooks, logs, valkey, wiring
+from gateway import cli_batches, cli_dlq, cli_fleet, cli_router, cli_sagemaker, cli_webhooks, logs, valkey, wiring
 from gateway.check import Finding, Level, check
+from gateway.client import GatewayError
 from gateway.settings import Settings, SettingsError, load
 from gateway.up import up
 from policies.keys import KeyTakenError, PublicKeyError
@@ -43,6 +44,7 @@ app.add_typer(cli_dlq.app, name="dlq")
 app.add_typer(cli_router.app, name="router")
 app.add_typer(cli_sagemaker.app, name="sagemaker")
 app.add_typer(cli_webhooks.app, name="webhooks")
+cli_batches.add_to(app)
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -55,6 +57,7 @@ EXPECTED = (
     KeyTakenError,
     BoardUnavailableError,
     LogUnavailableError,
+    GatewayError,
 )
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="The settings file; POINTSMAN_CONFIG else.")]

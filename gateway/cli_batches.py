@@ -1,0 +1,347 @@
+"""`pointsman submit|watch|jobs|cancel|pilot`: batches and jobs of a running gateway, as its client."""
+
+import asyncio
+import json
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from hashlib import file_digest
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from gateway.client import ENDED, Client, GatewayError, NotThereError, Object
+from gateway.pilot import Estimate, estimate, sample
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+WAIT_S = 30
+
+FileArgument = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Requests as JSONL, one a line.")]
+UrlOption = Annotated[
+    str, typer.Option("--url", envvar="OPENAI_BASE_URL", help="The gateway, up to and with /v1.", show_default=True)
+]
+KeyOption = Annotated[
+    str, typer.Option("--key", envvar=["POINTSMAN_API_KEY", "OPENAI_API_KEY"], help="An API key; best as a variable.")
+]
+EndpointOption = Annotated[str, typer.Option(help="Of all requests in the file.")]
+WindowOption = Annotated[str, typer.Option(help="When it must be done: 1h to 24h.")]
+URL, ENDPOINT, WINDOW = "http://127.0.0.1:4000/v1", "/v1/chat/completions", "24h"
+
+
+@dataclass(slots=True)
+class Underway:
+    """What `submit` has done so far, in a file beside the output: the same command goes on from there."""
+
+    url: str
+    asked: str  # digest of the input and of what is asked for
+    file: str = ""
+    batch: str = ""
+
+    @classmethod
+    def read(cls, path: Path, url: str, asked: str) -> "Underway":
+        """Of the same request; a new one where there is none, or of another."""
+        try:
+            known = cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return cls(url, asked)
+        return known if (known.url, known.asked) == (url, asked) else cls(url, asked)
+
+    def write(self, path: Path) -> None:
+        """Whole or not at all."""
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        part.replace(path)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make these commands of `app`."""
+    app.command("submit")(submit_command)
+    app.command("watch")(watch_command)
+    app.command("jobs")(jobs_command)
+    app.command("cancel")(cancel_command)
+    app.command("pilot")(pilot_command)
+
+
+def submit_command(
+    context: typer.Context,
+    file: FileArgument,
+    output: Annotated[Path | None, typer.Option(help="Where the answers go; FILE.out.jsonl.")] = None,
+    errors: Annotated[Path | None, typer.Option(help="Where everything else goes; FILE.err.jsonl.")] = None,
+    endpoint: EndpointOption = ENDPOINT,
+    window: WindowOption = WINDOW,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Leave once it is submitted.")] = False,
+    url: UrlOption = URL,
+    key: KeyOption = "",
+) -> None:
+    """Run a file of requests as a batch, and fetch its answers. After Ctrl-C the same command goes on where it was."""
+    places = output or file.with_suffix(".out.jsonl"), errors or file.with_suffix(".err.jsonl")
+
+    async def run() -> Object:
+        async with Client.open(url, _checked(key)) as client:
+            underway, path = await _submitted(client, file, places[0], endpoint, window)
+            err.print(f"{underway.batch} is submitted.", markup=False)
+            if no_wait:
+                err.print("The same command without --no-wait fetches its answers.")
+                return await client.get(f"/batches/{underway.batch}")
+            with _taking_it_up_again(underway.batch):
+                batch = await _followed(client, underway.batch)
+                await _fetched(client, batch, *places)
+            path.unlink(missing_ok=True)
+            return batch
+
+    batch = _run(context, run())
+    if batch["status"] in ENDED:
+        _conclude(batch, *places)
+
+
+def watch_command(
+    context: typer.Context,
+    id: Annotated[str, typer.Argument(help="Of a batch or a job.")],
+    url: UrlOption = URL,
+    key: KeyOption = "",
+) -> None:
+    """Show how far a batch or a job is, until it has ended."""
+
+    async def run() -> Object:
+        async with Client.open(url, _checked(key)) as client:
+            if id.startswith("batch_"):
+                return await _followed(client, id)
+            while (job := await client.get(f"/jobs/{id}", wait=WAIT_S))["status"] not in ENDED:
+                err.print(f"{id}: {job['status']}", markup=False)
+            return job
+
+    ended = _run(context, run())
+    if ended["object"] == "batch":
+        _conclude(ended)
+        return
+    out.print_json(json.dumps(ended))
+    raise typer.Exit(0 if ended["status"] == "completed" else 1)
+
+
+def jobs_command(
+    context: typer.Context,
+    status: Annotated[str | None, typer.Option(help="Only those in this state.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a job.")] = False,
+    url: UrlOption = URL,
+    key: KeyOption = "",
+) -> None:
+    """The tenant's jobs, the newest first."""
+
+    async def run() -> list[Object]:
+        found: list[Object] = []
+        async with Client.open(url, _checked(key)) as client:
+            query: dict[str, str | int] = {"status": status} if status else {}
+            while True:
+                page = await client.get("/jobs", limit=min(100, limit - len(found)), **query)
+                found += page["data"]
+                if not page["has_more"] or len(found) >= limit:
+                    return found
+                query["after"] = page["last_id"]
+
+    jobs = _run(context, run())
+    if as_json:
+        for job in jobs:
+            out.print(json.dumps(job), soft_wrap=True, markup=False)
+        return
+    table = Table("id", "status", "class", "model", "deployment", "attempts", "dollars", "batch")
+    for job in jobs:
+        ours = job["pointsman"]
+        shown = ("class", "deployment", "attempts", "usd", "batch")
+        cells = [job["id"], job["status"], ours["class"], job["model"], *(ours.get(name) for name in shown[1:])]
+        table.add_row(*("" if cell is None else str(cell) for cell in cells))
+    out.print(table)
+
+
+def cancel_command(
+    context: typer.Context,
+    id: Annotated[str, typer.Argument(help="Of a batch or a job.")],
+    url: UrlOption = URL,
+    key: KeyOption = "",
+) -> None:
+    """End a batch or a job. What a batch has done is kept."""
+
+    async def run() -> Object:
+        async with Client.open(url, _checked(key)) as client:
+            return await client.post(f"/{'batches' if id.startswith('batch_') else 'jobs'}/{id}/cancel")
+
+    out.print(f"{id}: {_run(context, run())['status']}", markup=False)
+
+
+def pilot_command(
+    context: typer.Context,
+    file: FileArgument,
+    items: Annotated[int, typer.Option(min=2, max=10_000, help="How many lines to try.")] = 20,
+    yes: Annotated[bool, typer.Option("--yes", help="Then submit the whole file, as `submit` does.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Of the draw of the lines.")] = None,
+    endpoint: EndpointOption = ENDPOINT,
+    window: WindowOption = WINDOW,
+    url: UrlOption = URL,
+    key: KeyOption = "",
+) -> None:
+    """Run some lines of a file, drawn at random, and say what the whole file will cost and take."""
+    with file.open("rb") as lines:
+        drawn, count = sample((line for line in lines if line.strip()), items, draw=random.Random(seed))
+    if not drawn:
+        raise typer.BadParameter("it has no requests", param_hint="FILE")
+    with tempfile.TemporaryDirectory(prefix="pointsman-pilot-") as folder:
+        tried = Path(folder) / "pilot.jsonl"
+        tried.write_bytes(b"".join(line.rstrip(b"\r\n") + b"\n" for line in drawn))
+        places = tried.with_suffix(".out"), tried.with_suffix(".err")
+
+        async def run() -> Object:
+            async with Client.open(url, _checked(key)) as client:
+                underway, _ = await _submitted(client, tried, places[0], endpoint, "1h")
+                batch = await _followed(client, underway.batch)
+                await _fetched(client, batch, *places)
+                return batch
+
+        batch = _run(context, run())
+        rows = [json.loads(line) for place in places if place.exists() for line in place.read_bytes().splitlines()]
+    if batch["status"] != "completed":
+        err.print("The lines are those that were drawn, not those of the file:")
+        _conclude(batch)
+    _tell(batch, rows, count)
+    if yes:
+        submit_command(context, file, None, None, endpoint, window, False, url, key)
+    else:
+        out.print("Nothing else was submitted. With --yes the whole file is.")
+
+
+def _tell(batch: Object, rows: list[Object], count: int) -> None:
+    """What the sample says of the whole."""
+    ran = [row["pointsman"] for row in rows if row["pointsman"] and row["pointsman"]["seconds"] is not None]
+    counts = batch["request_counts"]
+    out.print(f"{counts['completed']} of {counts['total']} lines completed, out of {count} in the file.")
+    for why, times in Counter(_fault(row) for row in rows if _fault(row)).most_common():
+        out.print(f"  {times} failed: {why}", markup=False)
+    if not ran:
+        return
+    table = Table("", "per line", "95 %", f"all {count} lines", "95 %")
+    if any(row["usd"] is None for row in ran):
+        out.print("What a line costs is not known: its deployment has no price.", style="yellow")
+    else:
+        usd = estimate([float(Decimal(row["usd"])) for row in ran], of=max(count, len(ran)))
+        table.add_row("dollars", *_shown(usd, "{:.6f}"), *_shown(usd.times(count), "{:.4f}"))
+    seconds = estimate([row["seconds"] for row in ran], of=max(count, len(ran)))
+    took = max([0.001, batch["completed_at"] - batch["in_progress_at"], *(row["seconds"] for row in ran)])
+    at_once = max(1.0, sum(row["seconds"] for row in ran) / took)
+    minutes = seconds.times(1 / 60)
+    table.add_row("minutes", *_shown(minutes, "{:.4f}"), *_shown(minutes.times(count / at_once), "{:.1f}"))
+    out.print(table)
+    out.print(f"The minutes of all lines are at the pace of these, of which {at_once:.1f} ran at once.")
+
+
+def _shown(value: Estimate, form: str) -> tuple[str, str]:
+    return form.format(value.mean), f"{form.format(value.least)} to {form.format(value.most)}"
+
+
+def _fault(row: Object) -> str | None:
+    if row["error"]:
+        return str(row["error"]["code"])
+    body = row["response"]["body"]
+    return None if row["response"]["status_code"] == 200 else str(body["error"]["code"] or body["error"]["message"])
+
+
+async def _submitted(client: Client, file: Path, output: Path, endpoint: str, window: str) -> tuple[Underway, Path]:
+    """The batch of this file, made now or by an earlier run, and where that is written down."""
+    path = output.with_name(output.name + ".underway")
+    with file.open("rb") as content:
+        digest = await asyncio.to_thread(file_digest, content, "sha256")
+    digest.update(f"{endpoint} {window}".encode())
+    underway = Underway.read(path, client.url, digest.hexdigest())
+    if underway.batch and not await _is_there(client, f"/batches/{underway.batch}"):
+        underway = Underway(client.url, underway.asked)
+    if underway.file and not underway.batch and not await _is_there(client, f"/files/{underway.file}"):
+        underway.file = ""
+    if not underway.file:
+        underway.file = await _uploaded(client, file)
+        underway.write(path)
+    if not underway.batch:
+        asked = {"input_file_id": underway.file, "endpoint": endpoint, "completion_window": window}
+        underway.batch = (await client.post("/batches", asked, key=f"submit-{underway.file}"))["id"]
+        underway.write(path)
+    return underway, path
+
+
+async def _is_there(client: Client, path: str) -> bool:
+    try:
+        await client.get(path)
+    except NotThereError:
+        return False
+    return True
+
+
+async def _uploaded(client: Client, file: Path) -> str:
+    columns = TextColumn("uploading"), BarColumn(), DownloadColumn()
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("", total=_size(file))
+        return await client.upload(file, file.name, lambda sent: progress.update(task, completed=sent))
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size
+
+
+async def _followed(client: Client, batch_id: str) -> Object:
+    """The batch once it has ended, with a bar until then."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=err) as progress:
+        task = progress.add_task("waiting", total=None)
+        async for event in client.events(f"/batches/{batch_id}/events"):
+            counts = event["request_counts"]
+            about = f"{event['status']}" + (f", {counts['failed']} failed" if counts["failed"] else "")
+            done = counts["completed"] + counts["failed"]
+            progress.update(task, description=about, completed=done, total=counts["total"] or None)
+    return await client.get(f"/batches/{batch_id}")
+
+
+async def _fetched(client: Client, batch: Object, output: Path, errors: Path) -> None:
+    for file_id, path in ((batch["output_file_id"], output), (batch["error_file_id"], errors)):
+        if file_id:
+            await client.download(file_id, path)
+
+
+def _conclude(batch: Object, output: Path | None = None, errors: Path | None = None) -> None:
+    """Say what became of it; exit code 1 when not all of its lines are answered."""
+    counts, ours = batch["request_counts"], batch["pointsman"]
+    usd = "unknown, as an attempt has no price" if ours["usd"] is None else f"{ours['usd']} dollars"
+    out.print(f"{batch['status']}: {counts['completed']} of {counts['total']} lines, {usd}", markup=False)
+    for fault in (batch["errors"] or {"data": []})["data"]:
+        at = f"line {fault['line']}: " if fault["line"] else ""
+        err.print(f"  {at}{fault['message']} ({fault['code']})", style="red", markup=False, soft_wrap=True)
+    for path, file_id in ((output, batch["output_file_id"]), (errors, batch["error_file_id"])):
+        if path is not None and file_id:
+            out.print(f"  {path}", markup=False, soft_wrap=True)
+    if batch["status"] != "completed" or counts["completed"] < counts["total"]:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _taking_it_up_again(batch_id: str) -> Iterator[None]:
+    try:
+        yield
+    except asyncio.CancelledError:
+        err.print(f"It goes on. The same command takes it up again; `pointsman cancel {batch_id}` ends it.")
+        raise
+
+
+def _checked(key: str) -> str:
+    if not key:
+        raise GatewayError("there is no API key: set POINTSMAN_API_KEY, or OPENAI_API_KEY")
+    return key
+
+
+def _run(context: typer.Context, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    _, run = context.obj
+    return run(coroutine)

@@ -1,0 +1,152 @@
+"""`pointsman submit|watch|jobs|cancel|pilot` against a gateway that runs, as its user types them."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.acceptance.processes import ROOT, Pointsman, Process, pointsman
+from tools.kafka.broker import free_ports
+
+LIMIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pointsman, Process]]:
+    folder = tmp_path_factory.mktemp("up")
+    price = {"input": "0.1", "output": "0.4"}
+    light = {"backend": "echo", "model": "echo", "tier": "light", "price": price, "limits": {"concurrency": 8}}
+    with pointsman(folder, {"data": str(folder / "data"), "deployments": {"light": light}}) as ours:
+        [port] = free_ports(1)
+        yield ours, asyncio.run(ours.up(port).ready())
+
+
+def command(up: tuple[Pointsman, Process], *words: str) -> "subprocess.Popen[str]":
+    ours, process = up
+    environ = os.environ | {"OPENAI_BASE_URL": f"{process.url}/v1", "POINTSMAN_API_KEY": ours.key, "COLUMNS": "200"}
+    command = [sys.executable, "-m", "gateway.cli", *words]
+    return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def said(up: tuple[Pointsman, Process], *words: str, code: int = 0) -> tuple[str, str]:
+    """What a command prints, and what it says beside."""
+    with command(up, *words) as running:
+        out, err = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == code, out + err
+    return out, err
+
+
+def client(up: tuple[Pointsman, Process]) -> openai.OpenAI:
+    ours, process = up
+    return openai.OpenAI(base_url=f"{process.url}/v1", api_key=ours.key)
+
+
+def an_input(path: Path, lines: int, text: str, **change: Any) -> Path:
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(lines):
+            body = {"model": "light", "messages": [{"role": "user", "content": f"{text} {number}"}]}
+            asked = {"custom_id": f"l{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+            file.write(json.dumps(asked | change) + "\n")
+    return path
+
+
+def ids(path: Path) -> list[str]:
+    return sorted(json.loads(line)["custom_id"] for line in path.read_text(encoding="utf-8").splitlines())
+
+
+def test_submit_goes_on_after_ctrl_c_with_the_same_batch(up: tuple[Pointsman, Process], tmp_path: Path) -> None:
+    file = an_input(tmp_path / "in.jsonl", 120, "wait:0.2")
+    with client(up) as sdk:
+        before = {batch.id for batch in sdk.batches.list()}
+        with command(up, "submit", str(file)) as running:
+            assert running.stderr is not None
+            while "is submitted" not in running.stderr.readline():
+                assert running.poll() is None
+            running.send_signal(signal.SIGINT)
+            _, told = running.communicate(timeout=LIMIT_S)
+        assert running.returncode == 130
+        assert "takes it up again" in told
+
+        out, _ = said(up, "submit", str(file))
+        [batch] = [batch for batch in sdk.batches.list() if batch.id not in before]
+
+    assert batch.status == "completed"
+    assert "120 of 120 lines" in out
+    assert ids(tmp_path / "in.out.jsonl") == sorted(f"l{number}" for number in range(120))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "in.out.jsonl"]
+
+
+def test_submit_keeps_both_files_and_says_by_its_exit_code_that_a_line_failed(
+    up: tuple[Pointsman, Process], tmp_path: Path
+) -> None:
+    file = an_input(tmp_path / "in.jsonl", 3, "fail:rejected")
+
+    out, _ = said(up, "submit", str(file), "--output", str(tmp_path / "o"), "--errors", str(tmp_path / "e"), code=1)
+
+    assert "0 of 3 lines" in out
+    assert ids(tmp_path / "e") == ["l0", "l1", "l2"]
+    assert not (tmp_path / "o").exists()
+
+
+def test_submit_names_the_lines_that_cannot_be_used(up: tuple[Pointsman, Process], tmp_path: Path) -> None:
+    file = an_input(tmp_path / "in.jsonl", 2, "Hello", method="GET")
+
+    _, err = said(up, "submit", str(file), code=1)
+
+    assert "line 1: The method of this line must be POST. (invalid_method)" in err
+    assert "line 2" in err
+
+
+def test_pilot_says_what_all_lines_cost_and_submits_them_when_told(
+    up: tuple[Pointsman, Process], tmp_path: Path
+) -> None:
+    file = an_input(tmp_path / "in.jsonl", 60, "wait:0.02 some words")
+
+    out, _ = said(up, "pilot", str(file), "--items", "20", "--seed", "1")
+    assert "20 of 20 lines completed, out of 60 in the file" in out
+    assert "dollars" in out and "minutes" in out and " to " in out
+    assert not (tmp_path / "in.out.jsonl").exists()
+
+    out, _ = said(up, "pilot", str(file), "--items", "20", "--yes")
+    assert "60 of 60 lines" in out
+    assert len(ids(tmp_path / "in.out.jsonl")) == 60
+
+
+def test_watch_jobs_and_cancel(up: tuple[Pointsman, Process], tmp_path: Path) -> None:
+    with client(up) as sdk:
+        job = sdk.chat.completions.create(
+            model="light", messages=[{"role": "user", "content": "Hello"}], extra_body={"async": True}
+        )
+    watched, _ = said(up, "watch", job.id)
+    file = an_input(tmp_path / "in.jsonl", 30, "wait:60")
+    _, err = said(up, "submit", str(file), "--no-wait")
+    batch_id = next(word for word in err.split() if word.startswith("batch_"))
+
+    listed, _ = said(up, "jobs", "--status", "completed", "--json")
+    cancelled, _ = said(up, "cancel", batch_id)
+    ended, _ = said(up, "watch", batch_id, code=1)
+
+    assert json.loads(watched)["status"] == "completed"
+    assert job.id in {json.loads(line)["id"] for line in listed.splitlines()}
+    assert cancelled == f"{batch_id}: cancelling\n"
+    assert "cancelled: 0 of 30 lines" in ended
+
+
+def test_what_is_wrong_is_said_in_one_line(up: tuple[Pointsman, Process], tmp_path: Path) -> None:
+    file = an_input(tmp_path / "in.jsonl", 1, "Hello")
+    for words, what in (
+        (("jobs", "--key", "sk-pm-not-a-key-of-anybody-4711"), "Incorrect API key"),
+        (("watch", "batch_01K00000000000000000000000"), "There is no such batch"),
+        (("submit", str(file), "--url", "http://127.0.0.1:1/v1"), "does not answer at http://127.0.0.1:1/v1"),
+        (("submit", str(file), "--window", "25h"), "completion_window"),
+    ):
+        _, err = said(up, *words, code=1)
+        assert what in err and "Traceback" not in err
