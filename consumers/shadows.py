@@ -15,7 +15,7 @@ from ulid import ULID
 from consumers.judged import fault
 from policies.deployments import Deployment, Tier
 from policies.tenants import Tenant
-from router import envelope, responses, rules
+from router import envelope, modality, responses, rules
 from router.board import Accepted, Board
 from router.job import Job, JobClass, Route
 from router.lessons import Lessons, Outcome
@@ -79,7 +79,8 @@ class Shadows:
             for each in self.deployments.values()
             if each.tier is Tier.HEAVY and (tenant.deployments is None or each.name in tenant.deployments)
         ]
-        found, needs = rules.options(responses.CHAT, values, there), rules.needs(values)
+        needed = modality.needs(responses.CHAT, values)
+        found, needs = rules.options(responses.CHAT, values, there, needed), rules.needs(values)
         fitting = [option for option in found if option.fits and rules.able(option, needs)]
         return min(fitting, key=lambda option: option.by_price, default=None)
 

@@ -78,19 +78,20 @@ def choose(
     pool = {name: allowed[name]} if is_named else allowed
     fallbacks = {each.deployment for deployment in pool.values() for each in deployment.fallback}
     known = pool | {key: each for key, each in allowed.items() if key in fallbacks}
-    needs, every = rules.needs(body), rules.options(endpoint, body, known.values())
+    needs, needed = rules.needs(body), modality.needs(endpoint, body)
+    every = rules.options(endpoint, body, known.values(), needed)
     options = [option for option in every if option.deployment.name in pool]
     fitting = [option for option in options if option.fits and rules.able(option, needs)]
     if not fitting and is_named and (larger := _larger(allowed[name], every, needs)) is not None:
         fitting, options = [larger], [larger]
     if not fitting:
-        others = rules.options(endpoint, body, allowed.values())
+        others = rules.options(endpoint, body, allowed.values(), needed)
         return _nothing_fits(endpoint, body, options, others, needs, is_named=is_named)
     left = rules.within(fitting, max_usd=max_usd, deadline_s=deadline_s)
     if not left.options:
         assert max_usd is not None
         return _too_dear(min(fitting, key=lambda each: each.by_price), max_usd)
-    asked = Asked(name, body, tenant, shares, Name(tenant.name, modality.of(endpoint, body)))
+    asked = Asked(name, body, tenant, shares, Name(tenant.name, modality.first(needed)))
     tiers = rules.tiers_of(left.options)
     if is_named:
         named, [taken, *_] = allowed[name], left.options
@@ -132,7 +133,7 @@ class Asked:
         if place is not None and place.is_heavy:
             return Wanted(Tier.HEAVY, "session", ("its session is with heavy",))
         score = self.shares.score(self.tenant, self.body)
-        prices = (_least_usd(options, Tier.LIGHT), _least_usd(options, Tier.HEAVY))
+        prices = None if policy.mean_usd is None else (_least_usd(options, Tier.LIGHT), _least_usd(options, Tier.HEAVY))
         verdict = self.shares.decide(self.level, self.tenant, score.value, prices)
         capped = ("the heavy share is used up",) if verdict.rule == "cap" else ()
         tier = Tier.HEAVY if verdict.is_heavy else Tier.LIGHT
@@ -197,7 +198,7 @@ class Asked:
             return (same or options), ((f"effort {given} was asked for",) if same else ())
         score = wanted.score or self.shares.score(self.tenant, self.body)
         name = self.level._replace(axis=f"effort.{wanted.tier}")
-        verdict = self.shares.decide(name, self.tenant, score.value, (None, None))
+        verdict = self.shares.decide(name, self.tenant, score.value)
         taken = [o for o in options if o.deployment.effort_rank == ranks[-1 if verdict.is_heavy else 0]]
         return taken, (f"effort {taken[0].deployment.effort or 'as it is'}",)
 

@@ -45,9 +45,8 @@ _PARTS: Mapping[str, Modality] = MappingProxyType(
 )
 
 
-def of(endpoint: str, body: Mapping[str, object]) -> Modality:
-    """The one that decides the lane: the first of `ORDER` that the job needs."""
-    needed = needs(endpoint, body)
+def first(needed: frozenset[Modality]) -> Modality:
+    """Of what a job needs, the one that decides the lane."""
     return next(modality for modality in ORDER if modality in needed)
 
 

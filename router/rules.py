@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from policies.deployments import Deployment, Tier
+from policies.deployments import Deployment, Modality, Tier
 from policies.pricing import cost
-from router import modality, tokens
+from router import tokens
 from router.expected import expected
 from router.job import Estimate
 
@@ -90,9 +90,11 @@ def able(option: Option, needed: Sequence[Ability]) -> bool:
     return all(each.is_there(option.deployment) for each in needed)
 
 
-def options(endpoint: str, body: Mapping[str, object], deployments: Collection[Deployment]) -> list[Option]:
-    """Those that take what the job carries and make what it wants."""
-    needed, read = modality.needs(endpoint, body), tokens.estimate_input(body)
+def options(
+    endpoint: str, body: Mapping[str, object], deployments: Collection[Deployment], needed: frozenset[Modality]
+) -> list[Option]:
+    """Those that take what the job carries and make what it wants: `needed`, as `modality.needs` says."""
+    read = tokens.estimate_input(body)
     found = []
     for each in deployments:
         if needed <= each.modalities:

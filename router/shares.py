@@ -19,6 +19,7 @@ from router.tracker import Level, Target
 OF_LATE_S = 60.0
 OF_PRICES = 200.0  # calls over which the mean prices are remembered
 
+Prices = tuple[Decimal | None, Decimal | None]  # what a call may cost at most on light, and on heavy
 Scorer = Callable[[Mapping[str, object]], Score]
 
 
@@ -91,12 +92,11 @@ class Shares:
         """With the tenant's own weights where it has some."""
         return self.scorers.get(tenant.name, self.scorer)(body)
 
-    def decide(
-        self, name: Name, tenant: Tenant, score: float, prices: tuple[Decimal | None, Decimal | None]
-    ) -> Verdict:
-        """Light or heavy by score. `prices`: what this call may cost at most on light, and on heavy."""
+    def decide(self, name: Name, tenant: Tenant, score: float, prices: Prices | None = None) -> Verdict:
+        """Light or heavy by score. `prices`, where the share is said in dollars."""
         held = self._of(name, tenant)
-        self._follow_prices(held, tenant, prices)
+        if prices is not None:
+            self._follow_prices(held, tenant, prices)
         threshold = held.level.threshold
         found = tracker.scored(self._target(held), held.level, score)
         held.level = found.level
@@ -144,7 +144,7 @@ class Shares:
     def _start(self, target: Target) -> Level:
         return tracker.start(target, fifth=self.fifth, deviation=self.deviation)
 
-    def _follow_prices(self, held: _Held, tenant: Tenant, prices: tuple[Decimal | None, Decimal | None]) -> None:
+    def _follow_prices(self, held: _Held, tenant: Tenant, prices: Prices) -> None:
         """Where the share is said in dollars, it follows what calls cost at most; an unknown price tells nothing."""
         light, heavy = prices
         usd = tenant.routing.mean_usd

@@ -117,13 +117,18 @@ def scored(target: Target, level: Level, score: float) -> Decided:
 def forced(target: Target, level: Level, *, is_heavy: bool) -> Level:
     """Count a call that a rule decided. It uses up the budget, and tells nothing of the scores."""
     tokens = min(target.burst, level.tokens + (1 + target.slack) * target.share)
-    return replace(
-        level,
-        tokens=max(-target.burst, tokens - is_heavy),
-        forced_heavy_rate=level.forced_heavy_rate + (is_heavy - level.forced_heavy_rate) / target.memory,
-        scored_rate=level.scored_rate - level.scored_rate / target.memory,
-        forced=level.forced + 1,
-        forced_heavy=level.forced_heavy + is_heavy,
+    return Level(
+        level.threshold,
+        level.mean,
+        level.variance,
+        max(-target.burst, tokens - is_heavy),
+        level.forced_heavy_rate + (is_heavy - level.forced_heavy_rate) / target.memory,
+        level.scored_rate - level.scored_rate / target.memory,
+        level.scored,
+        level.scored_heavy,
+        level.forced + 1,
+        level.forced_heavy + is_heavy,
+        level.capped,
     )
 
 

@@ -30,7 +30,7 @@ def a_replica(redis: "Redis") -> Sharing:
 
 
 def decide(replica: Sharing, score: float) -> bool:
-    return replica.shares.decide(NAME, TENANT, score, (None, None)).is_heavy
+    return replica.shares.decide(NAME, TENANT, score).is_heavy
 
 
 @pytest.mark.parametrize("replicas", [1, 4])

@@ -27,7 +27,7 @@ def a_body(*kinds: str) -> dict[str, object]:
     ],
 )
 def test_a_part_says_what_a_chat_carries(kinds: tuple[str, ...], expected: Modality) -> None:
-    assert modality.of(CHAT, a_body(*kinds)) is expected
+    assert modality.first(modality.needs(CHAT, a_body(*kinds))) is expected
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_an_endpoint_of_its_own_says_it_alone(endpoint: str, expected: Modality)
 def test_of_several_the_heaviest_decides_and_all_are_needed() -> None:
     body = a_body("text", "image_url", "file", "input_audio")
 
-    assert modality.of(CHAT, body) is Modality.AUDIO
+    assert modality.first(modality.needs(CHAT, body)) is Modality.AUDIO
     assert modality.needs(CHAT, body) == {Modality.IMAGE, Modality.DOCUMENT, Modality.AUDIO}
 
 
@@ -54,20 +54,20 @@ def test_an_image_of_an_earlier_turn_still_counts() -> None:
     body = a_body("image_url")
     body["messages"] += [{"role": "assistant", "content": "A cat."}, {"role": "user", "content": "Which?"}]  # type: ignore[operator]
 
-    assert modality.of(CHAT, body) is Modality.IMAGE
+    assert modality.first(modality.needs(CHAT, body)) is Modality.IMAGE
 
 
 def test_an_answer_wanted_as_audio_is_speech() -> None:
     body = {**a_body("text", "input_audio"), "modalities": ["text", "audio"]}
 
-    assert modality.of(CHAT, body) is Modality.SPEECH
+    assert modality.first(modality.needs(CHAT, body)) is Modality.SPEECH
     assert Modality.AUDIO in modality.needs(CHAT, body)
 
 
 def test_parts_of_the_responses_api_are_read_too() -> None:
     body: dict[str, object] = {"input": [{"role": "user", "content": [{"type": "input_file"}]}]}
 
-    assert modality.of("/v1/responses", body) is Modality.DOCUMENT
+    assert modality.first(modality.needs("/v1/responses", body)) is Modality.DOCUMENT
 
 
 def test_every_modality_has_its_place_in_the_order() -> None:
@@ -85,4 +85,4 @@ def test_every_modality_has_its_place_in_the_order() -> None:
     ],
 )
 def test_odd_shapes_are_text(body: dict[str, object]) -> None:
-    assert modality.of(CHAT, body) is Modality.TEXT
+    assert modality.first(modality.needs(CHAT, body)) is Modality.TEXT
