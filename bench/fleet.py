@@ -61,7 +61,6 @@ PATH = "/v1/chat/completions"
 PATIENCE_S = 60.0
 LOOK_S = 0.05
 Due = tuple[float, dict[str, Any]]  # when a job comes, and its body
-WARM_UP_S = 8.0
 WELL = 6  # times as many jobs come while nothing fails, and they are a third as long
 
 
@@ -219,7 +218,7 @@ async def _well(
     """Nothing fails: what came of it, how uneven the load was, and the share of prompt tokens from a cache."""
     for each in engines:
         await each.become(client, "fresh")
-    ran = await _run(place, client, _jobs(deployment, seconds, rate, seed=7, words=1 / 3))
+    ran = await run(place, client, _jobs(deployment, seconds, rate, seed=7, words=1 / 3))
     seen = [await each.calls(client) for each in engines]
     totals = [each["total"] for each in seen]
     mean = statistics.fmean(totals)
@@ -236,7 +235,7 @@ async def _with_failures(
     for each in engines:
         await each.become(client, "fresh")
     await asyncio.sleep(2.0)  # until the slow one has been seen again
-    await _run(place, client, _jobs("chat", WARM_UP_S, given.rate, seed=9))  # it has been slow for some time
+    await run(place, client, _jobs("chat", given.seconds / 4, given.rate, seed=9))  # it has been slow for some time
     for each in engines:
         await each.become(client, "fresh")
     acts = [
@@ -248,7 +247,7 @@ async def _with_failures(
         ),
     ]
     failing = [asyncio.create_task(act) for act in acts]
-    ran = await _run(place, client, _jobs("chat", given.seconds, given.rate, seed=8))
+    ran = await run(place, client, _jobs("chat", given.seconds, given.rate, seed=8))
     await asyncio.gather(*failing)
     waiting = [(await each.calls(client))["most_waiting"] for each in engines]
     return ran, max(waiting)
@@ -290,7 +289,10 @@ async def _restarted(engine: Engine, client: aiohttp.ClientSession, after: float
     engine.outages.append((began, time.time()))
 
 
-async def _run(place: Stage, client: aiohttp.ClientSession, jobs: Sequence[Due]) -> Ran:
+async def run(
+    place: Stage, client: aiohttp.ClientSession, jobs: Sequence[Due], *, patience_s: float = PATIENCE_S
+) -> Ran:
+    """Submit each when it is due; return once all have ended, or `patience_s` after the last."""
     began = time.time()
     url = f"http://127.0.0.1:{place.settings.http.port}{PATH}"
     key = await place.new_key()
@@ -304,7 +306,7 @@ async def _run(place: Stage, client: aiohttp.ClientSession, jobs: Sequence[Due])
             return id.removeprefix("job_")
 
     ids = await asyncio.gather(*(submit(at, body) for at, body in jobs))
-    await settled(place, PATIENCE_S)
+    await settled(place, patience_s)
     views = await asyncio.gather(*(place.core.board.view(TENANT, job) for job in ids))
     return Ran(began, [body for _, body in jobs], [view for view in views if view is not None])
 

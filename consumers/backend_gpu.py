@@ -14,10 +14,11 @@ import aiohttp
 
 from consumers.backend import Answer, BackendError, OnChunk, SoFar
 from consumers.discovery import discovery
-from consumers.fleet import Place, Replicas
+from consumers.fleet import Replicas
 from consumers.fleet_meters import FleetMeters
 from consumers.gathered import Gathered, MalformedChunkError, Object, as_chunk
 from consumers.machine_bills import MachineBills
+from consumers.members import Place
 from consumers.places import Places
 from consumers.refusals import Refusal, of_event, of_response
 from consumers.sse import Event, Events, EventTooLargeError
