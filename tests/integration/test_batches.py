@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import json
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Iterable
 from decimal import Decimal
 from pathlib import Path
@@ -380,6 +380,25 @@ async def test_nothing_is_left_behind_but_the_files_and_tombstones(gateway: Gate
     files = (done.input_file_id, done.output_file_id, done.error_file_id)
     assert sorted(objects) == sorted(str(file).removeprefix("file-") for file in files)
     assert await gateway.core.board.page("acme", states=[], limit=10, after="") == []
+
+
+async def test_receivers_are_told_of_the_batch_and_not_of_its_lines(tmp_path: Path) -> None:
+    secret = f"whsec_{b64encode(bytes(32)).decode()}"
+    hooks = {"all": {"url": "https://hooks.example.com/", "secret": secret, "events": ["*"]}}
+    async with (
+        running(tmp_path, drives=0.2, tenants={"acme": {"webhooks": hooks}, "other": {}}) as gateway,
+        gateway.sdk() as sdk,
+    ):
+        made = await ended(sdk, await submitted(sdk, jsonl([a_line("a"), a_line("b")])))
+        await until(lambda: told_of(gateway))
+        [owed] = await gateway.core.webhooks.waiting("acme")
+
+    assert owed.type == "batch.completed"
+    assert made.id.removeprefix("batch_") in owed.name
+
+
+async def told_of(gateway: Gateway) -> bool:
+    return bool(await gateway.core.webhooks.waiting("acme"))
 
 
 async def test_its_events_are_followed_and_gone_on_with_from_any_number(
