@@ -140,6 +140,10 @@ class Gathered:
             self._fingerprint = fingerprint
         return bool(pieces)
 
+    def count(self, output: int) -> None:
+        """The backend has counted its output, in tokens, and nothing else."""
+        self._counted = output
+
     def passed_on(self, chunk: Object, *, with_usage: bool) -> bytes:
         """The chunk as the client gets it, under our names. Where usage is wanted it comes last, in one of its own."""
         ours = {"id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": self._model}

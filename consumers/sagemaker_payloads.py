@@ -5,16 +5,19 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from consumers.backend import Answer, BackendError
-from consumers.gathered import Gathered, MalformedChunkError, Object, as_chunk, compact
+from consumers.gathered import Gathered, MalformedChunkError, Object, as_chunk, compact, is_count
 from consumers.upstream import OURS, choices, most_output, parsed
 from policies.deployments import Deployment, PayloadFormat, SageMaker
 from policies.retries import Failure
 from router.job import Job
 
 JSON = "application/json"
+DECODER = json.JSONDecoder(parse_constant=lambda _: None)  # some containers answer NaN, which is not JSON
 LARGEST_ANSWER = 64 * 1024 * 1024  # bytes
 # What ends a generation of the text-generation-inference server, in OpenAI's words.
 _TGI_FINISH: Mapping[str, str] = MappingProxyType({"length": "length", "eos_token": "stop", "stop_sequence": "stop"})
+_TGI_LACKS = ("tools", "functions", "logprobs")
+_COUNTED = "counted_output"  # of a chunk of ours: what the container counted where it does not count its input
 _TGI_PARAMETERS = ("temperature", "top_p", "seed", "frequency_penalty")
 
 
@@ -31,7 +34,11 @@ def answer(data: bytes, job: Job, deployment: Deployment, place: SageMaker, *, c
     # It came in one piece, so that one choice that has its end says that all have.
     gathered = Gathered(job.id, deployment.name, choices=1, input_estimate=job.estimate.input_tokens, created=created)
     try:
-        gathered.add(_ANSWERS[place.payload](data))
+        chunk = _ANSWERS[place.payload](data)
+        gathered.add(chunk)
+        counted = chunk.get(_COUNTED)
+        if is_count(counted) and not gathered.has_usage:
+            gathered.count(counted)
     except (MalformedChunkError, ValueError, RecursionError) as error:
         raise BackendError(
             Failure.BACKEND_ERROR,
@@ -55,16 +62,22 @@ def _openai_request(asked: Object, deployment: Deployment, place: SageMaker) -> 
 
 
 def _tgi_request(asked: Object, deployment: Deployment, place: SageMaker) -> Object:
-    if asked.get("tools") or choices(asked) > 1:
+    lacks = [name for name in _TGI_LACKS if asked.get(name)] + (["n"] if choices(asked) > 1 else [])
+    wanted = asked.get("response_format")
+    if isinstance(wanted, dict) and wanted.get("type") not in (None, "text"):
+        lacks.append("response_format")
+    if lacks:
         raise BackendError(
             Failure.REJECTED,
-            "this deployment's container takes one text and gives one: no tools, no n",
+            f"this deployment's container takes one text and gives one, and does not do {', '.join(lacks)}",
             code="unsupported_parameter",
-            param="tools" if asked.get("tools") else "n",
+            param=lacks[0],
         )
     parameters: Object = {name: asked[name] for name in _TGI_PARAMETERS if asked.get(name) is not None}
     if parameters.get("temperature") == 0:
         del parameters["temperature"]  # its greedy decoding is the one without it
+    if parameters.get("top_p") == 1:
+        del parameters["top_p"]  # it refuses what would change nothing
     parameters |= {
         "max_new_tokens": most_output(asked, deployment.max_output),
         "details": True,
@@ -102,23 +115,25 @@ def _content(turn: Object) -> str:
 
 
 def _openai_answer(data: bytes) -> Object:
-    completion = json.loads(data)
+    completion = DECODER.decode(data.decode())
     if not isinstance(completion, dict) or "choices" not in completion:
         raise ValueError("not a chat.completion")
     return as_chunk(completion)
 
 
 def _tgi_answer(data: bytes) -> Object:
-    given = json.loads(data)
+    given = DECODER.decode(data.decode())
     first = given[0] if isinstance(given, list) and given else given
     if not isinstance(first, dict) or not isinstance(first.get("generated_text"), str):
         raise ValueError("no generated_text")
     details = first.get("details")
     details = details if isinstance(details, dict) else {}
-    usage = {}
+    usage: Object = {}
     made, read = details.get("generated_tokens"), details.get("prefill")
-    if isinstance(made, int) and isinstance(read, list) and read:
-        usage = {"usage": {"prompt_tokens": len(read), "completion_tokens": made, "total_tokens": len(read) + made}}
+    if is_count(made):
+        usage = {_COUNTED: made}
+        if isinstance(read, list) and read:
+            usage["usage"] = {"prompt_tokens": len(read), "completion_tokens": made, "total_tokens": len(read) + made}
     reason = _TGI_FINISH.get(str(details.get("finish_reason", "eos_token")), "stop")
     return _chunk(first["generated_text"], reason) | usage
 
