@@ -99,7 +99,7 @@ async def settled(place: Stage, within: float) -> bool:
 async def audit(place: Stage, accepted: Mapping[str, str], seen: Sequence[Call]) -> Audit:
     """Compare everything. `accepted`: the caller's number of each job that was accepted, and the job's bare id."""
     books = await Books.read(place)
-    views = await _views(place, list(accepted.values()))
+    views = await views_of(place, list(accepted.values()))
     answered = [call for call in seen if call.state != "refused"]
     by_job: dict[str, list[Row]] = defaultdict(list)
     for row in books.attempts.values():
@@ -171,7 +171,8 @@ def _state(view: JobView | None) -> JobState | None:
     return None if view is None else view.state
 
 
-async def _views(place: Stage, ids: Sequence[str]) -> dict[str, JobView]:
+async def views_of(place: Stage, ids: Sequence[str]) -> dict[str, JobView]:
+    """Of those that the board knows."""
     found: dict[str, JobView] = {}
     for first in range(0, len(ids), VIEWS_AT_ONCE):
         some = ids[first : first + VIEWS_AT_ONCE]

@@ -23,7 +23,7 @@ DIES_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """A process: http, worker or sweeper. What it prints is in `output`; `port` answers HTTP."""
+    """A process: http, worker, collector or sweeper. What it prints is in `output`; `port` answers HTTP."""
 
     role: str
     process: asyncio.subprocess.Process
@@ -89,6 +89,12 @@ class Crew:
         [port] = free_ports(1)
         arguments = "serve", "worker", "--backend", backend
         return await self._start("worker", port, *arguments, POINTSMAN_WORKER__HEALTH_PORT=str(port))
+
+    async def collector(self, backend: str) -> Member:
+        """`pointsman serve collector`."""
+        [port] = free_ports(1)
+        arguments = "serve", "collector", "--backend", backend
+        return await self._start("collector", port, *arguments, POINTSMAN_WORKER__HEALTH_PORT=str(port))
 
     async def sweeper(self) -> Member:
         """`pointsman serve sweeper`."""

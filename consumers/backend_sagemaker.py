@@ -7,7 +7,7 @@ taken; as its name and its places in S3 are known beforehand, its result is foun
 import asyncio
 import json
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -28,6 +28,7 @@ from botocore.exceptions import (
 from consumers.backend import Answer, BackendError, Notice, OnChunk, Pending, SoFar, Submitted
 from consumers.sagemaker_clients import THREADS, AwsClients
 from consumers.sagemaker_notices import CallName, Ending, Told, is_canary, mark, read
+from consumers.sagemaker_patience import Waits, longest, next_look
 from consumers.sagemaker_payloads import JSON, LARGEST_ANSWER, answer, request
 from policies.deployments import Deployment, SageMaker
 from policies.pricing import Basis, Usage
@@ -39,10 +40,7 @@ log = structlog.get_logger(__name__)
 INLINE_BYTES = 128_000  # of a Body; API reference of InvokeEndpointAsync
 SYNC_BYTES = 6_291_456  # both ways; API reference of InvokeEndpoint
 LISTEN_S, MESSAGES = 20, 10  # the longest and the most that one receive takes; API reference of ReceiveMessage
-UNSEEN_S = 60  # a message that is not acknowledged comes again after that
-SLACK_S = 120.0  # beyond time to live and run before a call counts as lost
-UNSURE_S = 300.0  # as long is waited for the result of a submit that may not have been taken
-SOONEST_LOOK_S, LATEST_LOOK_S = 2.0, 60.0
+UNSEEN_S = 30  # a message that is not acknowledged comes again after that
 REMEMBERED = 10_000  # messages whose jobs were not looked at yet
 LARGEST_FAILURE = 64 * 1024  # bytes of a container's own error
 SHOWN_FAILURE = 500  # characters of it
@@ -77,10 +75,12 @@ class SageMakerBackend:
     ) -> None:
         self._threads = threads
         self._deployments = deployments
+        self._endpoints = {each.model for each in deployments.values()}
         self._tenants = {mark(tenant): tenant for tenant in tenants}
         self._clients = AwsClients()
         self._outputs: dict[str, tuple[str, str]] = {}
         self._told: OrderedDict[str, Told] = OrderedDict()
+        self._waits: dict[str, Waits] = defaultdict(Waits)
 
     @classmethod
     @asynccontextmanager
@@ -111,7 +111,7 @@ class SageMakerBackend:
         if place.is_realtime:
             return None
         reference = await self._predicted(job, deployment, place, attempt)
-        return Submitted(str(reference), SOONEST_LOOK_S) if reference.output_at else None
+        return Submitted(str(reference), next_look(0.0, has_messages=False)) if reference.output_at else None
 
     async def collect(self, job: Job, deployment: Deployment, reference: str, *, attempt: int) -> Answer | Pending:
         """From the message where one came, else from where the result would lie."""
@@ -129,13 +129,13 @@ class SageMakerBackend:
                     raise self._failed(job, await self._object(place, known.failure_at), told.reason)
                 case Ending.EXPIRED:
                     raise BackendError(
-                        Failure.UNAVAILABLE, "it waited at the endpoint longer than its time to live", code="expired"
+                        Failure.THROTTLED, "it waited at the endpoint longer than its time to live", code="expired"
                     )
         elif (data := await self._object(place, known.output_at)) is not None:
             return answer(data, job, deployment, place, created=int(known.submitted_at))
         elif (failure := await self._object(place, known.failure_at)) is not None:
             raise self._failed(job, failure, "")
-        return self._still_waiting(job, known, place)
+        return self._still_waiting(job, deployment, known, place)
 
     async def abandon(self, job: Job, deployment: Deployment, reference: str) -> None:
         """The service cannot take a call back; what it still answers is late."""
@@ -204,6 +204,8 @@ class SageMakerBackend:
 
     def _remember(self, told: Told) -> None:
         self._told[str(told.call)] = told
+        if told.waited_s is not None and told.endpoint in self._endpoints:
+            self._waits[told.endpoint].add(told.waited_s)
         while len(self._told) > REMEMBERED:
             self._told.popitem(last=False)
 
@@ -227,7 +229,7 @@ class SageMakerBackend:
             )
         except BackendError as error:
             if error.failure in (Failure.BACKEND_ERROR, Failure.TIMED_OUT) and planned.output_at:
-                return Submitted(str(planned), SOONEST_LOOK_S)  # it may have been taken
+                return Submitted(str(planned), next_look(0.0, has_messages=False))  # it may have been taken
             raise
         sure = replace(
             planned,
@@ -235,7 +237,7 @@ class SageMakerBackend:
             failure_at=taken.get("FailureLocation", planned.failure_at),
             is_sure=True,
         )
-        return Submitted(str(sure), LATEST_LOOK_S if place.queue else SOONEST_LOOK_S)
+        return Submitted(str(sure), next_look(0.0, has_messages=bool(place.queue)))
 
     async def _invoke(self, job: Job, deployment: Deployment, place: SageMaker, body: bytes) -> Answer:
         if len(body) > SYNC_BYTES:
@@ -317,13 +319,13 @@ class SageMakerBackend:
             Failure.REJECTED if status else Failure.BACKEND_ERROR, detail, code=status or "failed", usage=usage
         )
 
-    def _still_waiting(self, job: Job, known: Reference, place: SageMaker) -> Pending:
+    def _still_waiting(self, job: Job, deployment: Deployment, known: Reference, place: SageMaker) -> Pending:
         age_s = time.time() - known.submitted_at
-        longest_s = place.request_ttl_s + place.invocation_timeout_s + SLACK_S if known.is_sure else UNSURE_S
-        if age_s > longest_s:
+        waits = self._waits.get(deployment.model)
+        if age_s > longest(place, is_sure=known.is_sure, others=waits.longest if waits else None):
             usage = Usage(input=job.estimate.input_tokens, basis=Basis.ESTIMATED) if known.is_sure else Usage()
             raise BackendError(Failure.TIMED_OUT, f"no result after {age_s:.0f} s", code="lost", usage=usage)
-        return Pending(min(LATEST_LOOK_S, max(SOONEST_LOOK_S, age_s / 5)))
+        return Pending(next_look(age_s, has_messages=bool(place.queue) and known.is_sure))
 
     async def _in_thread(self, act: Callable[[], Got]) -> Got:
         return await asyncio.get_running_loop().run_in_executor(self._threads, act)

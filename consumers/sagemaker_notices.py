@@ -56,6 +56,7 @@ class Told:
     """A message about a call of ours. Places are `s3://...`, '' where it names none; `waited_s` is queue and run."""
 
     call: CallName
+    endpoint: str
     ending: Ending
     output_at: str
     failure_at: str
@@ -77,11 +78,12 @@ def read(text: str) -> Told | None:
     call = CallName.parse(str(message.get("inferenceId", "")))
     if call is None:
         return None
-    places = message.get("responseParameters")
+    asked, places = message.get("requestParameters"), message.get("responseParameters")
     places = places if isinstance(places, dict) else {}
     status = str(message.get("invocationStatus", "")).lower()
     return Told(
         call=call,
+        endpoint=_text(asked.get("endpointName")) if isinstance(asked, dict) else "",
         ending=Ending(status) if status in set(Ending) else Ending.FAILED,
         output_at=_text(places.get("outputLocation")),
         failure_at=_text(places.get("failureLocation") or message.get("failureLocation")),

@@ -207,6 +207,35 @@ async def test_a_job_without_capacity_waits_until_its_deadline_and_expires(place
         assert await ended(place, job) == [JobState.EXPIRED]
 
 
+async def test_a_call_that_expired_at_the_endpoint_is_made_again_as_soon_as_its_message_says_so(place: Place) -> None:
+    await place.at.turn(instances=0, ttl_divisor=21_600)  # its time to live is over in a second
+    job = await place.bench.queued()
+    async with place.running():
+        await until(lambda: _was_tried(place, job), within=LONG_S)
+        await place.at.turn(instances=1, ttl_divisor=1)
+        assert await ended(place, job) == [JobState.COMPLETED]
+
+    outcomes = [call["outcome"] for call in await place.at.invocations()]
+    assert outcomes[0] == "expired" and outcomes[-1] == "completed"
+
+
+async def test_results_that_s3_denies_are_still_found_by_their_messages(place: Place) -> None:
+    await place.at.turn(hide_missing=True)
+    job = await place.bench.queued()
+    async with place.running():
+        assert await ended(place, job) == [JobState.COMPLETED]
+
+
+async def test_an_input_that_the_role_may_not_read_fails_with_what_the_service_says(place: Place) -> None:
+    await place.at.turn(download_fails=True)
+    job = await place.bench.queued("word " * 30_000)
+    async with place.running():
+        assert await ended(place, job) == [JobState.FAILED]
+
+    view = await place.bench.view(job)
+    assert view.error is not None and "could not be read" in str(view.error["message"])
+
+
 async def test_a_cancelled_job_ends_at_once_and_its_late_result_concludes_nothing(place: Place) -> None:
     await place.at.turn(container_s=2.0)
     job = await place.bench.queued()

@@ -63,6 +63,7 @@ TTL_S, LONGEST_TTL_S, SHORTEST_TTL_S = 21_600, 21_600, 60
 TIMEOUT_S, LONGEST_TIMEOUT_S = 900, 3_600
 MESSAGE_BYTES = 128 * 1024
 RECORDS = 20_000
+FIGURES_AT_ONCE = 150
 HEAD = "X-Amzn-SageMaker-"
 
 
@@ -118,6 +119,7 @@ class Endpoint:
     queue: deque[Invocation] = field(default_factory=deque)
     running: int = 0
     instances: int = 0
+    taken: int = 0
     draw: random.Random = field(default_factory=random.Random)
     changed: threading.Condition = field(default_factory=threading.Condition)
     at_once: int = 1
@@ -130,6 +132,7 @@ class Double:
     def __init__(self, url: str) -> None:
         self._endpoints: dict[str, Endpoint] = {}
         self._records: deque[Invocation] = deque(maxlen=RECORDS)
+        self._figures: deque[dict[str, Any]] = deque()
         self._lock = threading.Lock()
         self._cloudwatch = boto3.client(
             "cloudwatch",
@@ -150,7 +153,12 @@ class Double:
                 return [_shown(each) for each in list(self._records)]
             case "state":
                 return {
-                    name: {"queued": len(each.queue), "running": each.running, "instances": each.instances}
+                    name: {
+                        "queued": len(each.queue),
+                        "running": each.running,
+                        "instances": each.instances,
+                        "taken": each.taken,
+                    }
                     for name, each in self._endpoints.items()
                 }
         raise KeyError(path)
@@ -219,6 +227,7 @@ class Double:
         at_once = config.get("ClientConfig", {}).get("MaxConcurrentInvocationsPerInstance", 1)
         with endpoint.changed:
             endpoint.at_once = at_once
+            endpoint.taken += 1
             endpoint.queue.append(taken)
         threading.Thread(target=self._one, args=(endpoint, taken), daemon=True).start()
         if endpoint.draw.random() < endpoint.knobs.lose_submit_answers:
@@ -319,37 +328,33 @@ class Double:
             sns_backends[ACCOUNT][call.region].publish(message=text, arn=topic)
 
     def _count(self, endpoint: Endpoint, name: str, value: float, unit: str) -> None:
-        variant = [] if name in ("TimeInBacklog",) else [{"Name": "VariantName", "Value": "AllTraffic"}]
-        self._put_figures(endpoint.knobs.name, [(name, value, unit, variant)])
+        self._figure(endpoint.knobs.name, name, value, unit, [{"Name": "VariantName", "Value": "AllTraffic"}])
 
-    def _put_figures(self, endpoint: str, figures: list[tuple[str, float, str, list[dict[str, str]]]]) -> None:
-        self._cloudwatch.put_metric_data(
-            Namespace="AWS/SageMaker",
-            MetricData=[
-                {
-                    "MetricName": name,
-                    "Dimensions": [{"Name": "EndpointName", "Value": endpoint}, *variant],
-                    "Value": value,
-                    "Unit": unit,
-                }
-                for name, value, unit, variant in figures
-            ],
+    def _figure(self, endpoint: str, name: str, value: float, unit: str, variant: list[dict[str, str]]) -> None:
+        self._figures.append(
+            {
+                "MetricName": name,
+                "Dimensions": [{"Name": "EndpointName", "Value": endpoint}, *variant],
+                "Value": value,
+                "Unit": unit,
+                "Timestamp": datetime.now(UTC),
+            }
         )
 
     def _report(self) -> None:
-        """The backlog, as it is."""
+        """The figures, once a second."""
         while True:
             time.sleep(1.0)
             for name, each in list(self._endpoints.items()):
                 backlog = len(each.queue) + each.running
                 lacks = float(backlog > 0 and each.instances == 0)
-                figures: list[tuple[str, float, str, list[dict[str, str]]]] = [
-                    ("ApproximateBacklogSize", backlog, "Count", []),
-                    ("HasBacklogWithoutCapacity", lacks, "Count", []),
-                ]
+                self._figure(name, "ApproximateBacklogSize", backlog, "Count", [])
+                self._figure(name, "HasBacklogWithoutCapacity", lacks, "Count", [])
                 if each.instances:
-                    figures.append(("ApproximateBacklogSizePerInstance", backlog / each.instances, "Count", []))
-                self._put_figures(name, figures)
+                    self._figure(name, "ApproximateBacklogSizePerInstance", backlog / each.instances, "Count", [])
+            while self._figures:
+                some = [self._figures.popleft() for _ in range(min(FIGURES_AT_ONCE, len(self._figures)))]
+                self._cloudwatch.put_metric_data(Namespace="AWS/SageMaker", MetricData=some)
 
 
 def install(url: str) -> Double:
