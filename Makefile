@@ -18,7 +18,7 @@ COMPILE := $(UV) --quiet --no-config pip compile --universal --generate-hashes -
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test unit check format kafka kafka-stop lock clean
+.PHONY: help demo test unit check format kafka kafka-stop openapi lock clean
 
 help:
 	@echo 'make demo               a real model through the whole path'
@@ -26,6 +26,7 @@ help:
 	@echo 'make unit               seconds; no broker needed'
 	@echo 'make check              format, lint, imports, types; make format repairs the first two'
 	@echo 'make kafka [BROKERS=3]  start Kafka from its jars; make kafka-stop ends it'
+	@echo 'make openapi            write gateway/openapi.json anew'
 	@echo 'make lock [UPGRADE=1]   pin again: exact versions and hashes, no registry address in the file'
 	@echo 'make clean              remove the environments, the tools and the caches'
 
@@ -53,6 +54,9 @@ kafka: .tools/kafka/.fetched
 
 kafka-stop:
 	@$(PYTHON) -m tools.kafka stop
+
+openapi: .venv/.locked
+	@$(BIN)/python -m tools.openapi
 
 lock: $(if $(UV_FOUND),,.tools/uv/bin/uv)
 	@$(COMPILE) pyproject.toml -o requirements/base.txt >/dev/null

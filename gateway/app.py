@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.edge import Edge
 from gateway.endpoints.batches import BatchesApi
 from gateway.endpoints.chat import Chat
+from gateway.endpoints.document import Document
 from gateway.endpoints.files import FilesApi
 from gateway.endpoints.health import Health
 from gateway.endpoints.jobs import Jobs
@@ -92,6 +93,7 @@ def routes(services: Services) -> list[Route]:
         _route("GET", "/healthz", health.healthz),
         _route("GET", "/readyz", health.readyz),
         _route("GET", "/metrics", health.metrics),
+        _route("GET", "/openapi.json", Document().read),
     ]
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from gateway.body import InvalidRequestError
 from gateway.fields import MAX_NAME, Values, a_choice, a_text, an_object, flag, invalid, number, required, wrong_type
@@ -16,6 +16,7 @@ WISHES = ("deadline_s", "result_ttl_s", "max_usd", "webhook_url")
 LONGEST_KEY = 255  # characters of an idempotency key
 METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
 
+DOLLARS = "[0-9]{1,7}(\\.[0-9]{1,12})?"  # as text
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 CLASSES: Mapping[str, JobClass] = {
@@ -162,10 +163,9 @@ def _dollars(value: object) -> Decimal | None:
         return None
     if type(value) not in (int, float, str):
         raise wrong_type(path, "a decimal string or a number", value)
-    try:
-        usd = Decimal(str(value)[:40])
-    except InvalidOperation:
-        raise invalid(path, 'expected dollars as a decimal string, such as "0.05"') from None
+    if type(value) is str and not re.fullmatch(DOLLARS, value):
+        raise invalid(path, 'expected dollars as a decimal string, such as "0.05"')
+    usd = Decimal(str(value))
     if not (usd.is_finite() and 0 < usd <= MAX_USD and usd == round(usd, 12)):
         raise invalid(path, f"expected more than 0 and at most {MAX_USD} dollars, with at most 12 decimals")
     return usd

@@ -32,14 +32,14 @@ VERBOSITIES = ("low", "medium", "high")
 ROLES = ("user", "assistant", "system", "developer")
 
 # Parameters of OpenAI's that no backend here has, and what to do instead.
-_NOT_HERE: Mapping[str, str] = {
+NOT_HERE: Mapping[str, str] = {
     "conversation": "conversations are not there; use 'previous_response_id'",
     "prompt": "prompt templates are not there; send 'instructions' and 'input'",
     "context_management": "contexts are not compacted here; shorten the input",
     "moderation": "there is no moderation here",
     "background_options": "use 'service_tier': \"flex\" and 'pointsman.deadline_s'",
 }
-_OF_CHAT = ("messages", "response_format", "max_tokens", "max_completion_tokens", "functions", "function_call", "n")
+OF_CHAT = ("messages", "response_format", "max_tokens", "max_completion_tokens", "functions", "function_call", "n")
 
 
 def parse_responses(values: Values, *, prefers_async: bool = False) -> Asked:
@@ -62,10 +62,10 @@ def _unstored(wishes: Wishes) -> Wishes:
 
 
 def _check_not_here(values: Values) -> None:
-    for name, why in _NOT_HERE.items():
+    for name, why in NOT_HERE.items():
         if values.get(name) is not None:
             raise invalid(name, why)
-    for name in _OF_CHAT:
+    for name in OF_CHAT:
         if values.get(name) is not None:
             raise InvalidRequestError(
                 f"Unknown parameter: '{name}'. It belongs to chat completions.", name, "unknown_parameter"

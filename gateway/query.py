@@ -31,8 +31,10 @@ def event_number(request: Request, *, default: int) -> int:
 
 
 def choice(request: Request, name: str, default: str, known: Iterable[str]) -> str:
-    """One of these words."""
-    text = request.query_params.get(name) or default
-    if text != default and text not in known:
+    """One of these words. An empty one is none of them."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if text not in known:
         raise unknown_value(name, known)
     return text

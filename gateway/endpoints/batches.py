@@ -14,7 +14,7 @@ from gateway.batch_stream import BatchStream
 from gateway.body import InvalidRequestError
 from gateway.endpoints.files import seconds_kept
 from gateway.errors import TooManyBatchesError, UnknownBatchError
-from gateway.fields import Values, a_choice, a_text, an_object, invalid, required, unknown_value
+from gateway.fields import Values, a_choice, a_text, an_object, invalid, required, unknown_value, wrong_type
 from gateway.parsers import PARSERS
 from gateway.reading import read
 from gateway.services import Services
@@ -124,7 +124,8 @@ def _order(values: Values, file: File, holder: KeyHolder) -> Order:
     if (given := values.get("output_expires_after")) is not None:
         policy = an_object(given, "output_expires_after")
         a_choice(required(policy, "anchor", "output_expires_after"), "output_expires_after.anchor", ("created_at",))
-        seconds = required(policy, "seconds", "output_expires_after")
+        if type(seconds := required(policy, "seconds", "output_expires_after")) is not int:
+            raise wrong_type("output_expires_after.seconds", "an integer", seconds)
         output_ttl_s = float(seconds_kept(seconds, "output_expires_after.seconds"))
     return Order(
         endpoint=endpoint,

@@ -51,10 +51,8 @@ class Jobs:
         """A page, the newest first."""
         holder = await self._taking.holder(request)
         limit = query.whole(request, "limit", PAGE, least=1, most=LARGEST_PAGE)
-        states = render.states_of(status) if (status := request.query_params.get("status")) else []
-        if status and not states:
-            known = ", ".join(dict.fromkeys(render.STATES.values()))
-            raise InvalidRequestError(f"Invalid 'status'. Supported values are: {known}.", "status", "invalid_value")
+        status = query.choice(request, "status", "", dict.fromkeys(render.STATES.values()))
+        states = render.states_of(status)
         after = request.query_params.get("after", "")
         if after and (after := render.job_id(after) or "") == "":
             raise InvalidRequestError("Invalid 'after': expected a job's id.", "after", "invalid_value")

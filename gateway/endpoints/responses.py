@@ -47,9 +47,9 @@ class Responses:
     async def retrieve(self, request: Request) -> Response:
         """The Response as it is now, or with `?stream=true` its events, those after `starting_after` only."""
         view, asked = await self._known(request)
+        after = query.whole(request, "starting_after", -1, most=LARGEST_NUMBER)
         if query.choice(request, "stream", "false", ("true", "false")) == "false":
             return await self._shown(view, asked)
-        after = query.whole(request, "starting_after", -1, most=LARGEST_NUMBER)
         return self._told(view, after=after)
 
     async def cancel(self, request: Request) -> Response:

@@ -218,6 +218,7 @@ async def test_a_request_for_a_batch_is_checked(gateway: Gateway, sdk: openai.As
         ({"completion_window": 24}, "completion_window"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, "output_expires_after.seconds"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": "7200"}}, "output_expires_after.seconds"),
         ({"priority": "high"}, "priority"),
     ):
         answer = await gateway.http.post("/v1/batches", json={**good, **change})

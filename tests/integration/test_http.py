@@ -181,7 +181,8 @@ async def test_pages_go_from_the_newest_to_the_oldest(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "param"), [("limit=0", "limit"), ("limit=x", "limit"), ("status=odd", "status"), ("after=1", "after")]
+    ("query", "param"),
+    [("limit=0", "limit"), ("limit=x", "limit"), ("status=odd", "status"), ("status=", "status"), ("after=1", "after")],
 )
 async def test_a_bad_query_names_its_parameter(gateway: Gateway, query: str, param: str) -> None:
     answer = await gateway.http.get(f"/v1/jobs?{query}")

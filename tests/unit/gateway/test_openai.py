@@ -161,6 +161,7 @@ def test_async_by_field_or_by_header() -> None:
         ({"pointsman": {"max_usd": 0}}, "pointsman.max_usd"),
         ({"pointsman": {"max_usd": True}}, "pointsman.max_usd"),
         ({"pointsman": {"max_usd": "1e30"}}, "pointsman.max_usd"),
+        ({"pointsman": {"max_usd": " 1 "}}, "pointsman.max_usd"),
     ],
 )
 def test_a_fault_is_named_by_its_parameter(changes: dict[str, Any], param: str) -> None:
