@@ -87,7 +87,7 @@ def test_the_document_has_each_address_and_no_other(served: list[Route]) -> None
 
 
 def test_the_document_has_each_parameter_that_an_address_reads_and_no_other(served: list[Route]) -> None:
-    read = {a_path(route): {} for route in served}
+    read: dict[str, dict[str, set[str]]] = {a_path(route): {} for route in served}
     for route in served:
         [method] = (route.methods or set()) - {"HEAD"}
         read[a_path(route)][method.lower()] = set(re.findall(r"{(\w+)", route.path)) | set(queried(route))
@@ -159,7 +159,7 @@ class Recorded(dict[str, object]):
         super().__init__(values)
         self.read: set[str] = set()
 
-    def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
+    def get(self, key: str, default: object = None) -> object:
         self.read.add(key)
         return super().get(key, default)
 
@@ -172,7 +172,7 @@ def is_taken(endpoint: str, body: Mapping[str, object]) -> bool:
     return True
 
 
-def is_right(endpoint: str, body: Mapping[str, object]) -> bool:
+def is_right(endpoint: str, body: dict[str, Any]) -> bool:
     return VALIDATORS[endpoint].is_valid(body)
 
 
