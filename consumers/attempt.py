@@ -22,6 +22,7 @@ from consumers.backend import (
     Pending,
     PlacedBackend,
     RecoveringBackend,
+    Returned,
     SoFar,
     Submitted,
 )
@@ -506,7 +507,7 @@ class _OneAttempt:
         )
         if not is_ours:
             return Later(1.0, "lost")
-        await self._hold(submitted.check_in_s)
+        await (self._hold(submitted.check_in_s) if submitted.holds_places else self._let_go())
         return HandedOff()
 
     async def _hold(self, seconds: float) -> None:
@@ -516,14 +517,22 @@ class _OneAttempt:
                 hold_s = seconds + 2 * self._steps.lease_s
                 await self._steps.quotas.renew(scope, self.running.rid, hold_s=hold_s)
 
+    async def _let_go(self) -> None:
+        """It waits outside of the deployment's quota and of the tenant's running calls; its dollars stay reserved."""
+        of_tenant, of_deployment = self._scopes
+        with suppress(BoardUnavailableError):  # both run out by themselves
+            await self._steps.quotas.refund(of_deployment, self.running.rid)
+            await self._steps.quotas.renew(of_tenant, self.running.rid, hold_s=0.0)
+
     async def collect(self, submission: Submission) -> Outcome:
         """Ask the backend, and conclude the job if it is over there, cancelled or past its deadline."""
         steps, job, backend = self._steps, self._job, self._steps.backend
         assert isinstance(backend, HandOffBackend)
         self._is_open = True
         if submission.is_cancelled or submission.seconds_left <= 0:
-            await backend.abandon(job, self._deployment, submission.reference)
-            return await self._stopped(Stop.CANCELLED if submission.is_cancelled else Stop.EXPIRED, self._lost_usage())
+            owed = await backend.abandon(job, self._deployment, submission.reference)
+            why = Stop.CANCELLED if submission.is_cancelled else Stop.EXPIRED
+            return await self._stopped(why, self._lost_usage() if owed is None else owed)
         try:
             answer = await backend.collect(job, self._deployment, submission.reference, attempt=submission.attempt)
         except BackendError as error:
@@ -535,8 +544,12 @@ class _OneAttempt:
             await steps.until_it_works(
                 lambda: steps.board.submit(job, self._owner, submission.reference, check_in_s=answer.check_in_s)
             )
-            await self._hold(answer.check_in_s)
+            if answer.holds_places:
+                await self._hold(answer.check_in_s)
             return HandedOff()
+        if isinstance(answer, Returned):
+            await self._close(self._attempted(answer.usage, "returned"))
+            return await self._released(Later(0.0, answer.reason), undo_delivery=True)
         return await self._complete(answer)
 
     async def _answer(self, job: Job, so_far: SoFar) -> Answer | Submitted:

@@ -1,7 +1,7 @@
 """The port to what runs models: a job in, an answer or a named failure out."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from policies.deployments import Deployment
@@ -23,17 +23,30 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The backend took the job and keeps it; ask for it under `reference`, first in `check_in_s`."""
+    """The backend took the job and keeps it; ask for it under `reference`, first in `check_in_s`.
+
+    Unless it `holds_places`, it uses no quota of the deployment there, and is none of the tenant's running calls.
+    """
 
     reference: str
     check_in_s: float
+    holds_places: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The backend still works on it; ask again in `check_in_s`."""
+    """The backend still works on it; ask again in `check_in_s`. `holds_places` as of `Submitted`."""
 
     check_in_s: float
+    holds_places: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The backend gives the job back, which is then called anew: nobody failed. `usage` is what it may be billed."""
+
+    reason: str
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +115,14 @@ class Backend(Protocol):
 class HandOffBackend(Backend, Protocol):
     """A backend that takes jobs and works on them while nobody waits."""
 
-    async def collect(self, job: Job, deployment: Deployment, reference: str, *, attempt: int) -> Answer | Pending:
+    async def collect(
+        self, job: Job, deployment: Deployment, reference: str, *, attempt: int
+    ) -> Answer | Pending | Returned:
         """What became of it. Safe to repeat. A failure is a `BackendError`; UNAVAILABLE: it could not be asked."""
         ...
 
-    async def abandon(self, job: Job, deployment: Deployment, reference: str) -> None:
-        """Nobody wants it any more; end it where the backend can."""
+    async def abandon(self, job: Job, deployment: Deployment, reference: str) -> Usage | None:
+        """Nobody wants it any more; end it where the backend can. What it may be billed; None: its input."""
         ...
 
 

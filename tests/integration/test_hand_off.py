@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
-from consumers.backend import Answer, BackendError, OnChunk, Pending, SoFar, Submitted
+from consumers.backend import Answer, BackendError, OnChunk, Pending, Returned, SoFar, Submitted
 from consumers.collector import Collector
 from consumers.retrier import GROUP, Retrier
 from consumers.worker import Bounds
@@ -26,12 +27,14 @@ from tests.builders import Bench, a_bench, a_deployment, entries, until
 class TakingBackend:
     """A backend for these tests: it takes jobs and answers once it is told to; it counts what it is asked."""
 
-    verdicts: dict[str, Answer | BackendError] = field(default_factory=dict)
+    verdicts: dict[str, Answer | BackendError | Returned] = field(default_factory=dict)
     submitted: list[str] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     is_away: bool = False
     check_in_s: float = 0.01
+    holds_places: bool = True
+    owed: Usage | None = None
 
     async def call(
         self, job: Job, deployment: Deployment, *, attempt: int, on_chunk: OnChunk | None, so_far: SoFar
@@ -40,20 +43,23 @@ class TakingBackend:
         reference = f"{job.id}.{attempt}"
         self.submitted.append(reference)
         self.bodies.append(job.body)
-        return Submitted(reference, self.check_in_s)
+        return Submitted(reference, self.check_in_s, self.holds_places)
 
-    async def collect(self, job: Job, deployment: Deployment, reference: str, *, attempt: int) -> Answer | Pending:
+    async def collect(
+        self, job: Job, deployment: Deployment, reference: str, *, attempt: int
+    ) -> Answer | Pending | Returned:
         """What it was told."""
         if self.is_away:
             raise BackendError(Failure.UNAVAILABLE, "away")
         verdict = self.verdicts.get(reference)
         if isinstance(verdict, BackendError):
             raise verdict
-        return verdict or Pending(self.check_in_s)
+        return verdict or Pending(self.check_in_s, self.holds_places)
 
-    async def abandon(self, job: Job, deployment: Deployment, reference: str) -> None:
+    async def abandon(self, job: Job, deployment: Deployment, reference: str) -> Usage | None:
         """End it."""
         self.abandoned.append(reference)
+        return self.owed
 
     async def ping(self, deployment: Deployment) -> str | None:
         """All is well."""
@@ -193,6 +199,55 @@ async def test_it_keeps_its_place_for_as_long_as_the_backend_works_on_it(
             await bench.ended(job)
 
         assert [await places_taken(bench, slot) for slot in ("{t:acme}", "{b:small}")] == [0, 0]
+
+
+async def test_one_that_holds_no_places_leaves_them_to_others_and_keeps_its_dollars(
+    redis: "Redis", tmp_path: Path
+) -> None:
+    limits = Limits(concurrency=1, usd_per_month=Decimal(1))
+    tenant, deployment = Tenant("acme", limits), a_deployment(limits=limits)
+    async with a_bench(redis, tmp_path, deployments=[deployment], tenants=[tenant]) as bench:
+        backend = TakingBackend(holds_places=False)
+        jobs = [await bench.queued() for _ in range(3)]
+        async with running(bench, backend):
+            await taken(bench, backend, 3)
+            await until(lambda: _lets_go(bench))
+            reserved = await bench.redis.keys("{t:acme}:quota:held:*")
+            backend.verdicts |= {f"{job.id}.1": DONE for job in jobs}
+            await bench.ended(*jobs)
+
+    assert len(reserved) == 3
+    assert {row["outcome"] for charge in await bench.charges() for row in charge["lines"]} == {"completed"}
+
+
+async def _lets_go(bench: Bench) -> bool:
+    return [await places_taken(bench, slot) for slot in ("{t:acme}", "{b:small}")] == [0, 0]
+
+
+async def test_one_that_the_backend_gives_back_is_called_anew_and_charged_for_both(bench: Bench) -> None:
+    backend = TakingBackend()
+    job = await bench.queued()
+    backend.verdicts |= {f"{job.id}.1": Returned("too few", Usage(input=2)), f"{job.id}.2": DONE}
+    async with running(bench, backend):
+        [view] = await bench.ended(job)
+
+    assert (view.state, backend.submitted) == (JobState.COMPLETED, [f"{job.id}.1", f"{job.id}.2"])
+    charged = {
+        row["attempt"]: (row["tokens"], {line["outcome"] for line in row["lines"]}) for row in await bench.charges()
+    }
+    assert charged == {1: (2, {"returned"}), 2: (8, {"completed"})}
+
+
+async def test_a_cancelled_one_owes_what_the_backend_says(bench: Bench) -> None:
+    backend = TakingBackend(owed=Usage())
+    job = await bench.queued()
+    async with running(bench, backend):
+        await taken(bench, backend)
+        await until(lambda: _is_done(bench, job))
+        await bench.board.cancel(job.tenant, job.id, "{}")
+        await bench.ended(job)
+
+    assert [row["tokens"] for row in await bench.charges()] == [0]
 
 
 async def places_taken(bench: Bench, slot: str) -> int:
