@@ -41,7 +41,7 @@ class Collector:
     async def run(self, stop: asyncio.Event) -> None:
         """Collect until `stop`."""
         async with asyncio.TaskGroup() as beside:
-            keepers = [beside.create_task(each) for each in (self.attempt.keep_leases(), self.attempt.heed())]
+            keepers = [beside.create_task(each) for each in (self.attempt.leases.keep(), self.attempt.leases.heed())]
             keepers.append(beside.create_task(self.attempt.wakeups.follow()))
             if isinstance(self.attempt.backend, NoticingBackend):
                 keepers.append(beside.create_task(self._heed(self.attempt.backend)))

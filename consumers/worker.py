@@ -11,7 +11,7 @@ import structlog
 from ulid import ULID
 
 from consumers import intake
-from consumers.attempt import Attempt, Stop
+from consumers.attempt import Attempt
 from consumers.breaker import Breaker
 from consumers.dead import bury
 from consumers.fair import Turn
@@ -19,6 +19,7 @@ from consumers.gate import enforced
 from consumers.meters import WorkerMeters
 from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, MovedOn, Waiting
 from consumers.pace import Pace
+from consumers.running import Stop
 from consumers.schedule import Schedule, Ticket
 from consumers.tally import Tally
 from consumers.together import Together
@@ -101,8 +102,8 @@ class Worker:
         )
         async with subscribed as subscription, asyncio.TaskGroup() as tasks:
             keepers = [
-                tasks.create_task(self.attempt.keep_leases()),
-                tasks.create_task(self.attempt.heed()),
+                tasks.create_task(self.attempt.leases.keep()),
+                tasks.create_task(self.attempt.leases.heed()),
                 tasks.create_task(self.attempt.wakeups.follow()),
                 tasks.create_task(self.epoch.follow()),
                 tasks.create_task(self._follow_clock()),
@@ -335,7 +336,7 @@ class Worker:
         until = self.clock() + self.bounds.drain_s
         while not self._schedule.is_idle and self.clock() < until:
             await self._take(subscription, 0)
-        for running in list(self.attempt.running.values()):
+        for running in list(self.attempt.leases.running.values()):
             running.close(Stop.DRAIN)
         while not self._schedule.is_idle:
             await self._take(subscription, 0)

@@ -336,7 +336,7 @@ async def a_bench(
 async def keeping(attempt: Attempt) -> AsyncGenerator[None]:
     """With what a worker does beside its attempts: leases are kept and wake-ups heard."""
     async with asyncio.TaskGroup() as tasks:
-        beside = (attempt.keep_leases(), attempt.heed(), attempt.wakeups.follow())
+        beside = (attempt.leases.keep(), attempt.leases.heed(), attempt.wakeups.follow())
         keepers = [tasks.create_task(each) for each in beside]
         try:
             yield

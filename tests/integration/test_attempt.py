@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from consumers.attempt import INLINE_RESULT, Attempt, Stop
+from consumers.attempt import Attempt
 from consumers.backend import Answer, OnChunk, SoFar
 from consumers.backend_echo import EchoBackend
+from consumers.following import INLINE_RESULT
 from consumers.gate import enforced
 from consumers.outcome import Concluded, Dead, Later, Left, Outcome, Waiting
+from consumers.running import Stop
 from consumers.tally import Tally
 from policies.deployments import Deployment, Limits, Timeouts
 from policies.pricing import Usage
@@ -127,7 +129,7 @@ async def test_a_job_is_answered_charged_and_published(bench: Bench) -> None:
     assert await outcomes_on_the_ledger(bench) == [(1, {"completed"}, "0.00000225")]
     assert await bench.board.outbox("acme") == []
     assert (tally.jobs, tally.attempts, tally.usd) == (1, 1, view.usd)
-    assert attempt.running == {}
+    assert attempt.leases.running == {}
 
 
 async def test_a_stream_is_on_the_board_piece_by_piece(bench: Bench) -> None:
@@ -406,7 +408,7 @@ async def test_a_cancel_closes_the_running_call_within_a_second_and_charges_what
 async def test_a_cancel_whose_message_is_lost_comes_with_the_renewal(bench: Bench) -> None:
     job, attempt = await bench.job("wait:60"), bench.attempt(lease_s=0.6)
     async with asyncio.TaskGroup() as tasks:
-        renewing = tasks.create_task(attempt.keep_leases())  # and nobody listens
+        renewing = tasks.create_task(attempt.leases.keep())  # and nobody listens
         task = tasks.create_task(run(attempt, job))
         await until(lambda: _is_running(bench, job, task))
         await bench.board.cancel("acme", job.id, an_event(job, JobState.CANCELLED))
@@ -471,7 +473,7 @@ async def _is_overdue(bench: Bench, job: Job) -> bool:
 async def test_a_process_that_stops_gives_its_job_back_and_the_next_one_runs_it(bench: Bench) -> None:
     job, first = await bench.job("wait:0.3 a"), bench.attempt(most_deliveries=1)
     async with running(bench, first, job) as task:
-        [under_way] = first.running.values()
+        [under_way] = first.leases.running.values()
         under_way.close(Stop.DRAIN)
         outcome = await soon(task, within=1.0)
 
