@@ -63,7 +63,8 @@ class BackendError(Exception):
     """A call failed. `usage` is what it had used by then; `detail` is for the operator and the client.
 
     `code` is the backend's own code. `retry_after` is its wish, in seconds. `another_replica`: only one replica of the
-    deployment failed, and the next call there goes to another.
+    deployment failed, and the next call there goes to another. `most_tries`: more calls than that are not worth making.
+    With `pause_s` the deployment can do no job at all, and one job looks again after so many seconds.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class BackendError(Exception):
         retry_after: float | None = None,
         param: str | None = None,
         another_replica: bool = False,
+        most_tries: int | None = None,
+        pause_s: float | None = None,
     ) -> None:
         super().__init__(f"{failure}: {detail}")
         self.failure = failure
@@ -85,6 +88,8 @@ class BackendError(Exception):
         self.retry_after = retry_after
         self.param = param
         self.another_replica = another_replica
+        self.most_tries = most_tries
+        self.pause_s = pause_s
 
 
 class Backend(Protocol):

@@ -25,6 +25,12 @@ class WorkerMeters:
         self._failures = Counter(
             "pointsman_failures_total", "Calls that failed", ["deployment", "failure"], registry=registry
         )
+        self._still = Gauge(
+            "pointsman_deployment_stands_still",
+            "1: it can do no job at all, for a permission, a model or a quota that is missing",
+            ["deployment"],
+            registry=registry,
+        )
         self._dead = Counter("pointsman_dead_letters_total", "Dead letters", ["reason"], registry=registry)
         self._takes_nothing = Gauge(
             "pointsman_worker_takes_nothing", "1 while no job is taken or run, by reason", ["reason"], registry=registry
@@ -71,6 +77,10 @@ class WorkerMeters:
     def watch(self, reason: str, holds: Callable[[], bool]) -> None:
         """Why no job may be taken, looked at whenever somebody asks for the metrics."""
         self._takes_nothing.labels(reason).set_function(lambda: float(holds()))
+
+    def alarmed(self, deployment: str, stands_still: bool) -> None:
+        """A deployment can do no job at all, or can again."""
+        self._still.labels(deployment).set(int(stands_still))
 
     def dead(self, reason: str) -> None:
         """A record was put on the dead letters."""

@@ -28,7 +28,7 @@ LONGEST_HOLD_S = 10.0  # that a caller waits for a deployment to be tested again
 class Onward:
     """What a worker knows of its deployments: how they do, and how many retries they may get.
 
-    `counted` hears of every call that failed.
+    `counted` hears of every call that failed, `alarmed` of a deployment that can do no job at all, or can again.
     """
 
     deployments: Mapping[str, Deployment]
@@ -37,7 +37,9 @@ class Onward:
     jitter: Callable[[], float]
     clock: Callable[[], float]
     counted: Callable[[str, Failure], None] = field(default=lambda deployment, failure: None)
+    alarmed: Callable[[str, bool], None] = field(default=lambda deployment, stands_still: None)
     _budgets: dict[str, RetryBudget] = field(default_factory=dict)
+    _still: dict[str, str] = field(default_factory=dict)
 
     async def before(self, job: Job, *, here: int) -> Alternative | Later | GiveUp | None:
         """None: it may be called, for all that is known; `here` attempts were made. Raises `BoardUnavailableError`."""
@@ -94,6 +96,7 @@ class Onward:
 
     async def answered(self, job: Job, call: str) -> None:
         """The deployment answers."""
+        self._moves(job.route.deployment)
         await self.conditions.succeeded(job.route.deployment, call)
 
     async def released(self, job: Job, call: str) -> None:
@@ -111,6 +114,11 @@ class Onward:
             to = await self._next(job, error.failure)
         except BoardUnavailableError:  # then nobody knows how they do
             condition, to = Condition(), next(iter(alternatives(job, error.failure, self.deployments)), None)
+        if error.pause_s is not None:
+            self._stands_still(name, error)
+            if to is not None:
+                return to
+            return GiveUp(error.failure.value) if job.is_waited_for else Again(error.pause_s)
         decision = self.retries.decide(
             error.failure,
             Tried(
@@ -123,6 +131,7 @@ class Onward:
                 reruns_allowed=job.reruns_allowed,
                 may_retry=self._budget(name).has_room(self.clock()),
                 is_waited_for=job.is_waited_for,
+                most_here=error.most_tries,
             ),
             retry_after=error.retry_after,
             jitter=self.jitter(),
@@ -138,11 +147,35 @@ class Onward:
             return Condition()
         name = job.route.deployment
         condition = await self.conditions.failed(
-            name, error.failure, job=job.id, call=call, retry_after=error.retry_after
+            name,
+            error.failure,
+            job=job.id,
+            call=call,
+            retry_after=error.retry_after if error.pause_s is None else error.pause_s,
+            stands_still=error.pause_s is not None,
         )
         if condition.openings and not condition.probe:
             log.warning("deployment_cooling", deployment=name, openings=condition.openings, failure=error.failure)
         return condition
+
+    async def standstill(self) -> str | None:
+        """Which deployment can do no job at all, as far as is known here, and why. Raises `BoardUnavailableError`."""
+        for name, why in list(self._still.items()):
+            if not await self.conditions.is_well(name):
+                return f"{name} can do no job, and its jobs wait: {why}"
+            self._moves(name)
+        return None
+
+    def _stands_still(self, name: str, error: BackendError) -> None:
+        self._still[name] = f"{error.code}: {error.detail}"
+        self.alarmed(name, True)
+        log.error(
+            "deployment_stands_still", deployment=name, code=error.code, detail=error.detail, again_s=error.pause_s
+        )
+
+    def _moves(self, name: str) -> None:
+        if self._still.pop(name, None) is not None:
+            self.alarmed(name, False)
 
     async def _next(self, job: Job, failure: Failure) -> Alternative | None:
         """The first deployment of the route that takes it, and does well."""

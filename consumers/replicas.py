@@ -85,12 +85,12 @@ class Learned:
     at: float
 
 
-def lowered(learned: Learned | None, *, in_flight: int, now: float) -> Learned | None:
-    """It has too much with `in_flight` calls: fewer. None: it is too early to change anything."""
+def lowered(learned: Learned | None, *, in_flight: int, now: float, left: float = LOWERED) -> Learned | None:
+    """It has too much with `in_flight` calls: that part of them. None: it is too early to change anything."""
     if learned is not None and now - learned.at < LEARN_S:
         return None
     at_most = in_flight if learned is None else min(learned.cap, in_flight)
-    return Learned(max(1.0, at_most * LOWERED), now)
+    return Learned(max(1.0, at_most * left), now)
 
 
 def raised(learned: Learned | None, *, in_flight: int, ceiling: int, now: float) -> Learned | None:

@@ -86,7 +86,7 @@ async def worker(settings: Settings, backend: str, *, until_stdin_closes: bool =
             if worker.stalled_for > STALLED_S:
                 return f"the poll loop has not come round for {worker.stalled_for:.0f} s"
             await core.board.ping()
-            return core.epoch.fault
+            return core.epoch.fault or await worker.attempt.onward.standstill()
 
         health = _health(registry, fault)
         where = settings.worker.health_host, settings.worker.health_port

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from gateway import settings_env, settings_file
+from gateway.settings_bedrock import BedrockSettings
 from gateway.settings_file import Document, Fault, KeyPath, dotted
 from gateway.settings_fleet import ReplicaSettings
 from gateway.settings_sagemaker import SageMakerSettings
@@ -451,6 +452,7 @@ class DeploymentSettings(Section):
     tools: bool = True
     prefill: bool = True
     sagemaker: SageMakerSettings | None = None
+    bedrock: BedrockSettings | None = None
     json_schema: bool = True
 
     @model_validator(mode="after")
@@ -461,6 +463,8 @@ class DeploymentSettings(Section):
             raise ValueError("replicas are for a gpu deployment, and stand in place of its url")
         if (self.sagemaker is not None) != (self.backend == "sagemaker"):
             raise ValueError("a sagemaker deployment, and no other, has a sagemaker section with at least its region")
+        if (self.bedrock is not None) != (self.backend == "bedrock"):
+            raise ValueError("a bedrock deployment, and no other, has a bedrock section with at least its region")
         return self
 
 
@@ -548,7 +552,7 @@ class Settings(Section):
             max_output=deployment.max_output,
             limits=deployment.limits.limits(),
             timeouts=deployment.timeouts.timeouts(),
-            price=self._price_of(deployment.price),
+            price=_asked(self._price_of(deployment.price), deployment.bedrock),
             effort=deployment.effort or "",
             typical_s=deployment.typical_s,
             microbatch_size=deployment.microbatch.size,
@@ -559,6 +563,7 @@ class Settings(Section):
             takes_tools=deployment.tools,
             takes_prefill=deployment.prefill,
             sagemaker=None if deployment.sagemaker is None else deployment.sagemaker.sagemaker(),
+            bedrock=None if deployment.bedrock is None else deployment.bedrock.bedrock(),
             takes_schema=deployment.json_schema,
         )
 
@@ -568,6 +573,10 @@ class Settings(Section):
         if price.name is not None:
             return self._book.find(price.name)
         return Price(price.rates(), price.source)
+
+
+def _asked(price: Price | None, bedrock: BedrockSettings | None) -> Price | None:
+    return price if price is None or bedrock is None else price.asked(bedrock.service_tier or "")
 
 
 def _routing(own: TenantRoutingSettings, of_all: RoutingSettings) -> RoutingPolicy:

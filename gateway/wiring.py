@@ -331,7 +331,7 @@ def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistr
         log=core.log,
         topics=topics.for_backend(name, core.deployments),
         group=f"{GROUP}.{name}",
-        attempt=attempt(core, backend, shadowed=meters.shadowed, failed=meters.failed),
+        attempt=attempt(core, backend, shadowed=meters.shadowed, failed=meters.failed, alarmed=meters.alarmed),
         deployments=core.deployments,
         bounds=Bounds(
             look_ahead=settings.look_ahead,
@@ -351,10 +351,12 @@ def attempt(
     *,
     shadowed: "Callable[[Sequence[Shadow]], None]" = lambda _: None,
     failed: "Callable[[str, Failure], None]" = lambda deployment, failure: None,
+    alarmed: "Callable[[str, bool], None]" = lambda deployment, stands_still: None,
 ) -> "Attempt":
     """What runs one delivery of a job.
 
-    `shadowed` hears of limits that would have refused it, `failed` of the deployment and failure of each bad call.
+    `shadowed` hears of limits that would have refused it, `failed` of the deployment and failure of each bad call,
+    `alarmed` of a deployment that can do no job at all, and when it can again.
     """
     from consumers.attempt import Attempt
     from consumers.learning import Learning
@@ -383,6 +385,7 @@ def attempt(
             jitter=random.random,
             clock=time.monotonic,
             counted=failed,
+            alarmed=alarmed,
         ),
         lease_s=settings.lease_s,
         most_deliveries=settings.max_deliveries,
@@ -426,6 +429,12 @@ async def open_backend(core: Core, name: str, registry: CollectorRegistry) -> As
 
             async with SageMakerBackend.open(core.deployments, tuple(core.tenants)) as taking:
                 yield taking
+        case "bedrock":
+            from consumers.backend_bedrock import BedrockBackend
+
+            theirs = {each.name: each for each in core.deployments.values() if each.backend == name}
+            async with BedrockBackend.open(theirs) as calling:
+                yield calling
         case _:
             raise SettingsError(f"there is no backend {name!r} in this version; there are gpu, sagemaker and echo")
 

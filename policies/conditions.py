@@ -64,14 +64,26 @@ class Conditions:
         return 0.0 if seen is None else self.clock() + seen.board_minus_ours - moment
 
     async def failed(
-        self, deployment: str, failure: Failure, *, job: str, call: str, retry_after: float | None
+        self,
+        deployment: str,
+        failure: Failure,
+        *,
+        job: str,
+        call: str,
+        retry_after: float | None,
+        stands_still: bool = False,
     ) -> Condition:
         """A call has failed. Raises `BoardUnavailableError`."""
 
         def after(condition: Condition, now: float) -> Condition:
-            return failed(condition, failure, Failed(job, call, now), retry_after, self.rule)
+            one = Failed(job, call, now)
+            return failed(condition, failure, one, retry_after, self.rule, stands_still=stands_still)
 
         return await self._change(deployment, after)
+
+    async def is_well(self, deployment: str) -> bool:
+        """Whether it does well, or as well as nobody knows otherwise. Raises `BoardUnavailableError`."""
+        return (await self._look(deployment)).condition.openings == 0
 
     async def succeeded(self, deployment: str, call: str) -> None:
         """A call is being answered. Never raises: a condition that is not made better is tested again."""

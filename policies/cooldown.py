@@ -82,9 +82,18 @@ def ask(condition: Condition, call: str, now: float, rule: CooldownRule) -> Go |
 
 
 def failed(
-    condition: Condition, failure: Failure, one: Failed, retry_after: float | None, rule: CooldownRule
+    condition: Condition,
+    failure: Failure,
+    one: Failed,
+    retry_after: float | None,
+    rule: CooldownRule,
+    *,
+    stands_still: bool = False,
 ) -> Condition:
-    """After a call that failed at `one.at`. Said twice, it counts once. What is the client's fault is an answer."""
+    """After a call that failed at `one.at`. Said twice, it counts once. What is the client's fault is an answer.
+
+    `stands_still`: no job at all can be done there, which one call shows as well as three.
+    """
     if failure in FINAL:
         return succeeded(condition, one.call)
     if any(each.call == one.call for each in condition.failed):
@@ -93,6 +102,8 @@ def failed(
     if condition.openings:
         if condition.probe != one.call:  # it began before the cooldown, and says nothing new
             return replace(condition, until=max(condition.until, pause))
+        return _opened(condition, one.at, pause, rule)
+    if stands_still:
         return _opened(condition, one.at, pause, rule)
     latest = (*(each for each in condition.failed if each.at > one.at - rule.window), one)[-rule.failures :]
     if len(latest) == rule.failures and len({each.job for each in latest}) > 1:

@@ -112,6 +112,23 @@ class SageMaker:
 
 
 @dataclass(frozen=True, slots=True)
+class Bedrock:
+    """How a model of Bedrock is called; the deployment's `model` is its id there.
+
+    `profile` is the id or ARN of an inference profile that stands for it. `service_tier` and `latency` are asked for,
+    `guardrail` (with its version) is applied. `aws_url` is of a server that speaks AWS' protocols, in place of AWS.
+    """
+
+    region: str
+    profile: str = ""
+    service_tier: str = ""
+    latency: str = ""
+    guardrail: str = ""
+    guardrail_version: str = "DRAFT"
+    aws_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """One model on one backend. `model` is its name there; `window` and `max_output` are tokens.
 
@@ -144,6 +161,7 @@ class Deployment:
     takes_tools: bool = True
     takes_prefill: bool = True
     sagemaker: SageMaker | None = None
+    bedrock: Bedrock | None = None
     takes_schema: bool = True
 
     @property

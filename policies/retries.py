@@ -65,6 +65,7 @@ class Tried:
     `attempts` are the job's, `here` those at this deployment, this one included. `has_next`: its route names another
     deployment that takes it. `has_replicas`: another replica of this one may do better. `is_fallback`: the job was
     meant for another deployment. `may_retry`: the deployment's retry budget has room. `is_waited_for`: a caller waits.
+    `most_here`: more calls at this deployment are not worth making.
     """
 
     attempts: int
@@ -76,6 +77,7 @@ class Tried:
     reruns_allowed: bool = True
     may_retry: bool = True
     is_waited_for: bool = False
+    most_here: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class RetryRule:
             return GiveUp(failure.value)
         if failure in MAY_HAVE_RUN and not tried.reruns_allowed:
             return GiveUp("may_have_run")
-        if tried.here >= self.attempts or tried.attempts >= self.most:
+        if tried.here >= min(self.attempts, tried.most_here or self.attempts) or tried.attempts >= self.most:
             return GiveUp(failure.value)
         if tried.is_waited_for and not tried.may_retry:
             return GiveUp(failure.value)

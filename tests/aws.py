@@ -16,6 +16,12 @@ REGION = "us-east-1"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "double", "AWS_SECRET_ACCESS_KEY": "double"}
 
 
+def controlled(url: str, path: str, given: object = None) -> Any:
+    """Set or read the double at that address."""
+    with urllib.request.urlopen(f"{url}/double/{path}", data=json.dumps(given).encode(), timeout=10) as answer:
+        return json.load(answer)
+
+
 @dataclass(frozen=True, slots=True)
 class AwsPlace:
     """One endpoint at the double, with all that belongs to it."""
@@ -82,9 +88,7 @@ class AwsPlace:
 
     def control(self, path: str, given: object = None) -> Any:
         """Set or read the double."""
-        data = json.dumps(given).encode()
-        with urllib.request.urlopen(f"{self.url}/double/{path}", data=data, timeout=10) as answer:
-            return json.load(answer)
+        return controlled(self.url, path, given)
 
     async def turn(self, **knobs: object) -> None:
         """Change what the endpoint does."""

@@ -1,4 +1,7 @@
-"""What every backend promises. Each test runs on echo and on the gpu backend in front of a double of a server."""
+"""What every backend promises. Each test runs on echo, and on the others in front of doubles.
+
+The bedrock backend calls a double of Bedrock, which has the same double of a server behind it as the gpu backend.
+"""
 
 import asyncio
 import json
@@ -10,14 +13,17 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from consumers.backend import Answer, Backend, BackendError, OnChunk, SoFar
+from consumers.backend_bedrock import BedrockBackend
 from consumers.backend_echo import EchoBackend
 from consumers.backend_gpu import GpuBackend
-from policies.deployments import Deployment, Modality, Tier, Timeouts
+from policies.deployments import Bedrock, Deployment, Modality, Tier, Timeouts
 from policies.pricing import Basis, Usage
 from policies.retries import Failure
 from router.job import Estimate, Job, JobClass, Route
-from tests.doubles import OpenAIDouble, openai_double
+from tests.aws import CREDENTIALS, REGION, controlled
+from tests.doubles import OpenAIDouble, aws_double, openai_double
 
+MODEL = "anthropic.claude-3-haiku-20240307-v1:0"
 DOUBLE_FAILS = {
     Failure.REJECTED: "double:error-400",
     Failure.TOO_LONG: "double:long",
@@ -40,6 +46,7 @@ class Subject:
     fails: Mapping[Failure, str]
     never_answers: str
     is_under_way: Callable[[str], Awaitable[object]]  # waits until the call for that job is
+    takes_choices: bool = True
 
     async def call(
         self,
@@ -82,14 +89,36 @@ def double() -> Iterator[OpenAIDouble]:
         yield running
 
 
-@pytest.fixture(params=["echo", "gpu"])
-async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+@pytest.fixture(scope="module")
+def bedrock(double: OpenAIDouble) -> Iterator[str]:
+    with aws_double() as url:
+        controlled(url, "bedrock/model", {"model": MODEL, "upstream": double.url})
+        yield url
+
+
+@pytest.fixture(params=["echo", "gpu", "bedrock"])
+async def subject(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Subject]:
     if request.param == "echo":
         deployment = Deployment("light", "echo", "echo", Tier.LIGHT, max_output=50)
         fails = {failure: f"fail:{failure}" for failure in Failure}
         yield Subject(EchoBackend(), deployment, fails, "wait:600", lambda job: asyncio.sleep(0))
         return
     double: OpenAIDouble = request.getfixturevalue("double")
+    if request.param == "bedrock":
+        for name, value in CREDENTIALS.items():
+            monkeypatch.setenv(name, value)
+        place = Bedrock(region=REGION, aws_url=request.getfixturevalue("bedrock"))
+        model = Deployment("light", "bedrock", MODEL, Tier.LIGHT, max_output=50, bedrock=place)
+        async with BedrockBackend.open({"light": model}) as calling:
+            yield Subject(
+                calling,
+                model,
+                DOUBLE_FAILS,
+                "double:mute",
+                lambda job: double.until(lambda calls: calls.open == 1, job=job),
+                takes_choices=False,
+            )
+        return
     deployment = Deployment("light", "gpu", "instant", Tier.LIGHT, url=double.url, max_output=50)
     async with GpuBackend.open({}) as backend:
         yield Subject(
@@ -130,7 +159,9 @@ async def test_usage_in_the_object_is_the_usage_that_is_charged(subject: Subject
 
     whole = ChatCompletion.model_validate_json(answer.body, strict=True)
     assert whole.usage is not None
-    assert answer.usage == Usage(input=whole.usage.prompt_tokens, output=whole.usage.completion_tokens)
+    assert replace(answer.usage, tier="") == Usage(
+        input=whole.usage.prompt_tokens, output=whole.usage.completion_tokens
+    )
     assert answer.usage.basis is Basis.METERED
     assert answer.usage.output == 3
 
@@ -163,7 +194,12 @@ async def test_usage_ends_the_stream_only_where_it_was_asked_for(subject: Subjec
     assert any(chunk.choices for chunk in chunks.parsed)
 
 
-async def test_choices_are_as_many_as_were_asked_for(subject: Subject) -> None:
+async def test_choices_are_as_many_as_were_asked_for_or_refused(subject: Subject) -> None:
+    if not subject.takes_choices:
+        with pytest.raises(BackendError) as raised:
+            await subject.call("one two", fields={"n": 3})
+        assert (raised.value.failure, raised.value.param) == (Failure.REJECTED, "n")
+        return
     answer = await subject.call("one two", fields={"n": 3})
 
     whole = ChatCompletion.model_validate_json(answer.body, strict=True)
@@ -187,7 +223,7 @@ async def test_output_is_always_bounded(subject: Subject, fields: dict[str, obje
     assert answer.usage.output == most
 
 
-@pytest.mark.parametrize("failure", list(Failure))
+@pytest.mark.parametrize("failure", [each for each in Failure if each is not Failure.UNUSABLE])  # a worker says so
 async def test_every_failure_has_its_name_and_says_so_in_so_far(subject: Subject, failure: Failure) -> None:
     so_far = SoFar()
 

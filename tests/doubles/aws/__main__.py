@@ -4,7 +4,7 @@
 
 prints `double listening on http://127.0.0.1:PORT` and ends when its standard input does. What moto does well (S3, SQS,
 SNS, CloudWatch, Application Auto Scaling, SageMaker's control plane) is moto's. What is added is described where it
-is: `sagemaker.py`. Tests set and read it under `/double/...` of the same port.
+is: `sagemaker.py`, `bedrock.py`. Tests set and read it under `/double/...` of the same port.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import make_server
 
 from tests.doubles.aws import sagemaker
+from tests.doubles.aws.bedrock import Bedrock
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -32,10 +33,13 @@ class _App:
 
     def __init__(self) -> None:
         self.double: sagemaker.Double | None = None
+        self.bedrock = Bedrock()
         self._moto = DomainDispatcherApplication(create_backend_app)
 
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         path: str = environ["PATH_INFO"]
+        if self.bedrock.takes(environ):
+            return self.bedrock(environ, start_response)
         if not path.startswith(CONTROL):
             answer: Iterable[bytes] = self._moto(environ, self._without_list(environ, start_response))
             return answer
@@ -43,7 +47,12 @@ class _App:
         given = json.loads(environ["wsgi.input"].read(length) or b"null")
         try:
             assert self.double is not None
-            status, body = "200 OK", json.dumps(self.double.control(path.removeprefix(CONTROL), given)).encode()
+            where = path.removeprefix(CONTROL)
+            if where.startswith("bedrock/"):
+                told = self.bedrock.control(where.removeprefix("bedrock/"), given)
+            else:
+                told = self.double.control(where, given)
+            status, body = "200 OK", json.dumps(told).encode()
         except (KeyError, TypeError, ValueError) as error:
             status, body = "400 Bad Request", json.dumps({"error": str(error)}).encode()
         start_response(status, [("content-type", "application/json"), ("content-length", str(len(body)))])

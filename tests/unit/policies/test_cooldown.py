@@ -1,6 +1,6 @@
 """When a deployment is left alone, and when it is tried again. No clock: the moments are given."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -196,3 +196,15 @@ def test_whatever_happens_a_deployment_is_tried_again_some_day_and_by_one_at_fir
         assert not isinstance(verdict, Cooling)
         if isinstance(verdict, Probe):
             assert isinstance(ask(verdict.condition, "newer", soon, RULE), Cooling)
+
+
+def test_a_standstill_opens_at_once_for_as_long_as_it_was_told_and_only_the_probe_ends_it() -> None:
+    still = failed(Condition(), Failure.MISCONFIGURED, Failed("a", "a:1", 10.0), 60.0, RULE, stands_still=True)
+
+    assert still.openings == 1
+    assert ask(still, "b:1", 69.0, RULE) == Cooling(1.0)
+    probing = ask(still, "b:1", 70.0, RULE)
+    assert isinstance(probing, Probe)
+    again = failed(probing.condition, Failure.MISCONFIGURED, Failed("b", "b:1", 71.0), 60.0, RULE, stands_still=True)
+    assert ask(again, "c:1", 130.0, RULE) == Cooling(1.0)
+    assert succeeded(replace(again, probe="c:1"), "c:1") == Condition()

@@ -1,5 +1,7 @@
 """What follows a failed attempt."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -182,3 +184,13 @@ def test_no_job_is_tried_for_ever(
         assert left >= 0
 
     assert attempts <= RULE.most
+
+
+def test_a_backend_that_says_how_often_is_not_called_more_often() -> None:
+    rule = RetryRule(attempts=4)
+    tried = Tried(attempts=1, here=1, seconds_left=100.0, most_here=2)
+
+    assert isinstance(rule.decide(Failure.BACKEND_ERROR, tried, retry_after=None, jitter=0.0), Again)
+    assert rule.decide(
+        Failure.BACKEND_ERROR, replace(tried, attempts=2, here=2), retry_after=None, jitter=0.0
+    ) == GiveUp("backend_error")
