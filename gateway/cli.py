@@ -21,7 +21,7 @@ from rich.table import Table
 
 from gateway import cli_batches, cli_dlq, cli_fleet, cli_router, cli_sagemaker, cli_webhooks, logs, valkey, wiring
 from gateway.check import Finding, Level, check
-from gateway.client import GatewayError
+from gateway.client_answers import GatewayError
 from gateway.settings import Settings, SettingsError, load
 from gateway.up import up
 from policies.keys import KeyTakenError, PublicKeyError

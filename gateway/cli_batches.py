@@ -6,20 +6,23 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from hashlib import file_digest
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gateway.client import ENDED, Client, GatewayError, NotThereError, Object
+from gateway.client_answers import ENDED, GatewayError, NotThereError
 from gateway.pilot import Estimate, estimate, sample
+
+if TYPE_CHECKING:
+    from gateway.client import Client
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -86,8 +89,8 @@ def submit_command(
     """Run a file of requests as a batch, and fetch its answers. After Ctrl-C the same command goes on where it was."""
     places = output or file.with_suffix(".out.jsonl"), errors or file.with_suffix(".err.jsonl")
 
-    async def run() -> Object:
-        async with Client.open(url, _checked(key)) as client:
+    async def run() -> dict[str, Any]:
+        async with _client(url, key) as client:
             underway, path = await _submitted(client, file, places[0], endpoint, window)
             err.print(f"{underway.batch} is submitted.", markup=False)
             if no_wait:
@@ -112,8 +115,8 @@ def watch_command(
 ) -> None:
     """Show how far a batch or a job is, until it has ended."""
 
-    async def run() -> Object:
-        async with Client.open(url, _checked(key)) as client:
+    async def run() -> dict[str, Any]:
+        async with _client(url, key) as client:
             if id.startswith("batch_"):
                 return await _followed(client, id)
             while (job := await client.get(f"/jobs/{id}", wait=WAIT_S))["status"] not in ENDED:
@@ -138,9 +141,9 @@ def jobs_command(
 ) -> None:
     """The tenant's jobs, the newest first."""
 
-    async def run() -> list[Object]:
-        found: list[Object] = []
-        async with Client.open(url, _checked(key)) as client:
+    async def run() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        async with _client(url, key) as client:
             query: dict[str, str | int] = {"status": status} if status else {}
             while True:
                 page = await client.get("/jobs", limit=min(100, limit - len(found)), **query)
@@ -171,8 +174,8 @@ def cancel_command(
 ) -> None:
     """End a batch or a job. What a batch has done is kept."""
 
-    async def run() -> Object:
-        async with Client.open(url, _checked(key)) as client:
+    async def run() -> dict[str, Any]:
+        async with _client(url, key) as client:
             return await client.post(f"/{'batches' if id.startswith('batch_') else 'jobs'}/{id}/cancel")
 
     out.print(f"{id}: {_run(context, run())['status']}", markup=False)
@@ -199,8 +202,8 @@ def pilot_command(
         tried.write_bytes(b"".join(line.rstrip(b"\r\n") + b"\n" for line in drawn))
         places = tried.with_suffix(".out"), tried.with_suffix(".err")
 
-        async def run() -> Object:
-            async with Client.open(url, _checked(key)) as client:
+        async def run() -> dict[str, Any]:
+            async with _client(url, key) as client:
                 underway, _ = await _submitted(client, tried, places[0], endpoint, "1h")
                 batch = await _followed(client, underway.batch)
                 await _fetched(client, batch, *places)
@@ -218,7 +221,7 @@ def pilot_command(
         out.print("Nothing else was submitted. With --yes the whole file is.")
 
 
-def _tell(batch: Object, rows: list[Object], count: int) -> None:
+def _tell(batch: dict[str, Any], rows: list[dict[str, Any]], count: int) -> None:
     """What the sample says of the whole."""
     ran = [row["pointsman"] for row in rows if row["pointsman"] and row["pointsman"]["seconds"] is not None]
     counts = batch["request_counts"]
@@ -246,14 +249,14 @@ def _shown(value: Estimate, form: str) -> tuple[str, str]:
     return form.format(value.mean), f"{form.format(value.least)} to {form.format(value.most)}"
 
 
-def _fault(row: Object) -> str | None:
+def _fault(row: dict[str, Any]) -> str | None:
     if row["error"]:
         return str(row["error"]["code"])
     body = row["response"]["body"]
     return None if row["response"]["status_code"] == 200 else str(body["error"]["code"] or body["error"]["message"])
 
 
-async def _submitted(client: Client, file: Path, output: Path, endpoint: str, window: str) -> tuple[Underway, Path]:
+async def _submitted(client: "Client", file: Path, output: Path, endpoint: str, window: str) -> tuple[Underway, Path]:
     """The batch of this file, made now or by an earlier run, and where that is written down."""
     path = output.with_name(output.name + ".underway")
     with file.open("rb") as content:
@@ -274,7 +277,7 @@ async def _submitted(client: Client, file: Path, output: Path, endpoint: str, wi
     return underway, path
 
 
-async def _is_there(client: Client, path: str) -> bool:
+async def _is_there(client: "Client", path: str) -> bool:
     try:
         await client.get(path)
     except NotThereError:
@@ -282,7 +285,7 @@ async def _is_there(client: Client, path: str) -> bool:
     return True
 
 
-async def _uploaded(client: Client, file: Path) -> str:
+async def _uploaded(client: "Client", file: Path) -> str:
     columns = TextColumn("uploading"), BarColumn(), DownloadColumn()
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task("", total=_size(file))
@@ -293,7 +296,7 @@ def _size(file: Path) -> int:
     return file.stat().st_size
 
 
-async def _followed(client: Client, batch_id: str) -> Object:
+async def _followed(client: "Client", batch_id: str) -> dict[str, Any]:
     """The batch once it has ended, with a bar until then."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=err) as progress:
@@ -306,13 +309,13 @@ async def _followed(client: Client, batch_id: str) -> Object:
     return await client.get(f"/batches/{batch_id}")
 
 
-async def _fetched(client: Client, batch: Object, output: Path, errors: Path) -> None:
+async def _fetched(client: "Client", batch: dict[str, Any], output: Path, errors: Path) -> None:
     for file_id, path in ((batch["output_file_id"], output), (batch["error_file_id"], errors)):
         if file_id:
             await client.download(file_id, path)
 
 
-def _conclude(batch: Object, output: Path | None = None, errors: Path | None = None) -> None:
+def _conclude(batch: dict[str, Any], output: Path | None = None, errors: Path | None = None) -> None:
     """Say what became of it; exit code 1 when not all of its lines are answered."""
     counts, ours = batch["request_counts"], batch["pointsman"]
     usd = "unknown, as an attempt has no price" if ours["usd"] is None else f"{ours['usd']} dollars"
@@ -336,10 +339,12 @@ def _taking_it_up_again(batch_id: str) -> Iterator[None]:
         raise
 
 
-def _checked(key: str) -> str:
+def _client(url: str, key: str) -> AbstractAsyncContextManager["Client"]:
+    from gateway.client import Client  # its HTTP library is loaded by the commands that need it
+
     if not key:
         raise GatewayError("there is no API key: set POINTSMAN_API_KEY, or OPENAI_API_KEY")
-    return key
+    return Client.open(url, key)
 
 
 def _run(context: typer.Context, coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -10,22 +10,15 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from gateway.client_answers import ENDED, GatewayError, NotThereError
+
 PIECE = 1024 * 1024
 CONNECT_S, READ_S = 10.0, 60.0  # a stream of events says something every 15 s
 WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # between tries while the gateway is away; the last one repeats
 MOST_TRIES, FIRST_TRIES = 60, 2
-ENDED = ("completed", "failed", "expired", "cancelled")
 
 Object = dict[str, Any]
 Answer = TypeVar("Answer")
-
-
-class GatewayError(Exception):
-    """The gateway refused a request, or does not answer. Its text says what to do."""
-
-
-class NotThereError(GatewayError):
-    """The gateway knows nothing of that name."""
 
 
 @dataclass(slots=True)

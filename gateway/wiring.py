@@ -38,7 +38,6 @@ from router.board import Board
 from router.epoch import Epoch
 from router.files import Files
 from router.keyring import Keyring
-from router.lessons import Lessons
 from router.log import Log, Record, TopicMissingError
 from router.log_streams import StreamsLog
 from router.outbox import Outbox
@@ -64,6 +63,7 @@ if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it count
     from gateway.batch_driver import Driver
     from gateway.inbox import Inbox
     from gateway.services import Services
+    from router.lessons import Lessons
     from router.shares import Shares
     from router.sharing import Sharing
 
@@ -81,7 +81,6 @@ class Core:
     settings: Settings
     redis: Redis
     scripts: Scripts
-    lessons: Lessons
     log: Log
     board: Board
     epoch: Epoch
@@ -98,6 +97,13 @@ class Core:
     tenants: dict[str, Tenant]
     deployments: dict[str, Deployment]
     trim: Callable[[], Awaitable[None]] | None
+
+    @property
+    def lessons(self) -> "Lessons":
+        """What traffic teaches the router: for the processes that have numpy loaded anyway."""
+        from router.lessons import Lessons
+
+        return Lessons(self.scripts)
 
 
 @asynccontextmanager
@@ -120,7 +126,6 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
             settings=settings,
             redis=redis,
             scripts=scripts,
-            lessons=Lessons(scripts),
             log=log,
             board=board,
             epoch=Epoch(board),
