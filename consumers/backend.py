@@ -59,6 +59,14 @@ class Notice:
     handle: tuple[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """What a call used at a deployment after its attempt had been given up."""
+
+    deployment: Deployment
+    usage: Usage
+
+
 class BackendError(Exception):
     """A call failed. `usage` is what it had used by then; `detail` is for the operator and the client.
 
@@ -150,6 +158,22 @@ class NoticingBackend(HandOffBackend, Protocol):
 
     async def acknowledge(self, notice: Notice) -> None:
         """What it said is done with for good. What is not acknowledged is said again. Raises `BackendError`."""
+        ...
+
+    async def late(self, job: Job, notice: Notice) -> Late | None:
+        """What a call used that is over after all, though its attempt had been concluded without it.
+
+        None: it came to nothing. Safe to repeat. Raises `BackendError`.
+        """
+        ...
+
+
+@runtime_checkable
+class WatchedBackend(Backend, Protocol):
+    """One whose servers tell of themselves elsewhere than in answers."""
+
+    async def watch(self) -> None:
+        """For ever: look there, and say aloud what is wrong."""
         ...
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -24,12 +25,15 @@ from botocore.exceptions import (
     NoCredentialsError,
     PartialCredentialsError,
 )
+from prometheus_client import CollectorRegistry
 
-from consumers.backend import Answer, BackendError, Notice, OnChunk, Pending, SoFar, Submitted
+from consumers.backend import Answer, BackendError, Late, Notice, OnChunk, Pending, SoFar, Submitted
 from consumers.sagemaker_clients import THREADS, AwsClients
+from consumers.sagemaker_meters import Result, SageMakerMeters
 from consumers.sagemaker_notices import CallName, Ending, Told, is_canary, mark, read
-from consumers.sagemaker_patience import Waits, longest, next_look
+from consumers.sagemaker_patience import OpenCalls, Waits, longest, next_look
 from consumers.sagemaker_payloads import JSON, LARGEST_ANSWER, answer, request
+from consumers.sagemaker_watch import EVERY_S, Watch
 from policies.deployments import Deployment, SageMaker
 from policies.pricing import Basis, Usage
 from policies.retries import Failure
@@ -68,11 +72,17 @@ class Reference:
 
 
 class SageMakerBackend:
-    """See `HandOffBackend` and `NoticingBackend`."""
+    """See `HandOffBackend`, `RecoveringBackend`, `NoticingBackend` and `WatchedBackend`."""
 
     def __init__(
-        self, threads: ThreadPoolExecutor, deployments: Mapping[str, Deployment], tenants: Sequence[str]
+        self,
+        threads: ThreadPoolExecutor,
+        deployments: Mapping[str, Deployment],
+        tenants: Sequence[str],
+        meters: SageMakerMeters,
     ) -> None:
+        self._meters = meters
+        self._open = OpenCalls()
         self._threads = threads
         self._deployments = deployments
         self._endpoints = {each.model for each in deployments.values()}
@@ -85,13 +95,13 @@ class SageMakerBackend:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, deployments: Mapping[str, Deployment], tenants: Sequence[str]
+        cls, deployments: Mapping[str, Deployment], tenants: Sequence[str], meters: SageMakerMeters | None = None
     ) -> AsyncGenerator["SageMakerBackend"]:
         """For these deployments; messages are about jobs of these tenants."""
         ours = {name: each for name, each in deployments.items() if each.sagemaker is not None}
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="sagemaker")
         try:
-            yield cls(threads, ours, tenants)
+            yield cls(threads, ours, tenants, meters or SageMakerMeters(CollectorRegistry()))
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -117,6 +127,7 @@ class SageMakerBackend:
         """From the message where one came, else from where the result would lie."""
         known, place = Reference.parse(reference), _place(deployment)
         told = self._told.pop(known.call, None)
+        self._open.forget(deployment.name, known.call)
         if told is not None:
             known = replace(known, output_at=told.output_at or known.output_at)
             known = replace(known, failure_at=told.failure_at or known.failure_at)
@@ -124,18 +135,28 @@ class SageMakerBackend:
                 case Ending.COMPLETED:
                     data = told.answer if told.answer is not None else await self._object(place, known.output_at)
                     if data is not None:
+                        self._meters.result(deployment.name, Result.MESSAGE)
                         return answer(data, job, deployment, place, created=int(known.submitted_at))
                 case Ending.FAILED:
+                    self._meters.result(deployment.name, Result.MESSAGE)
                     raise self._failed(job, await self._object(place, known.failure_at), told.reason)
                 case Ending.EXPIRED:
+                    self._meters.result(deployment.name, Result.EXPIRED)
                     raise BackendError(
                         Failure.THROTTLED, "it waited at the endpoint longer than its time to live", code="expired"
                     )
         elif (data := await self._object(place, known.output_at)) is not None:
+            self._found(deployment, place, known)
             return answer(data, job, deployment, place, created=int(known.submitted_at))
         elif (failure := await self._object(place, known.failure_at)) is not None:
+            self._found(deployment, place, known)
             raise self._failed(job, failure, "")
         return self._still_waiting(job, deployment, known, place)
+
+    def _found(self, deployment: Deployment, place: SageMaker, known: Reference) -> None:
+        """Without a message. One that was to come is lost, or will be late."""
+        is_late = bool(place.queue) and known.is_sure
+        self._meters.result(deployment.name, Result.FOUND_LATE if is_late else Result.LOOKING)
 
     async def abandon(self, job: Job, deployment: Deployment, reference: str) -> None:
         """The service cannot take a call back; what it still answers is late."""
@@ -169,6 +190,47 @@ class SageMakerBackend:
             each.sagemaker for each in self._deployments.values() if each.sagemaker and each.sagemaker.queue == queue
         )
         await self._aws(self._clients.of(place, "sqs").delete_message, QueueUrl=queue, ReceiptHandle=handle)
+
+    async def late(self, job: Job, notice: Notice) -> Late | None:
+        """By its answer, which nobody gets any more."""
+        told = self._told.pop(str(CallName.of(notice.tenant, notice.job_id, notice.attempt)), None)
+        deployment = next((each for each in self._deployments.values() if told and each.model == told.endpoint), None)
+        if told is None or deployment is None:
+            return None
+        self._meters.result(deployment.name, Result.LATE)
+        if told.ending is not Ending.COMPLETED:
+            return None
+        place = _place(deployment)
+        data = told.answer if told.answer is not None else await self._object(place, told.output_at)
+        if data is None:
+            return None
+        try:
+            return Late(deployment, answer(data, job, deployment, place, created=0).usage)
+        except BackendError as error:
+            return Late(deployment, error.usage)
+
+    async def watch(self) -> None:
+        """The endpoints' own figures, once a minute."""
+        ours = [(each, each.sagemaker) for each in self._deployments.values() if each.sagemaker]
+        watches = [self._watch(deployment, place) for deployment, place in ours if not place.is_realtime]
+        while True:
+            for each in watches:
+                try:
+                    await each.look(datetime.now(UTC))
+                except BackendError as error:
+                    log.warning("endpoint_not_watched", deployment=each.name, code=error.code)
+            await asyncio.sleep(EVERY_S)
+
+    def _watch(self, deployment: Deployment, place: SageMaker) -> Watch:
+        self._meters.oldest(deployment.name, partial(self._open.oldest, deployment.name))
+        control, cloudwatch = self._clients.of(place, "sagemaker"), self._clients.of(place, "cloudwatch")
+
+        async def variants() -> list[str]:
+            found = await self._aws(control.describe_endpoint, EndpointName=deployment.model)
+            return [each["VariantName"] for each in found.get("ProductionVariants", [])]
+
+        ask = partial(self._aws, cloudwatch.get_metric_statistics)
+        return Watch(deployment, ask, variants, self._meters, since=datetime.now(UTC))
 
     async def _hear(self, queue: str, place: SageMaker) -> list[Notice]:
         given = await self._aws(
@@ -305,9 +367,16 @@ class SageMakerBackend:
         except BackendError as error:
             if error.code in ("NoSuchKey", "404"):
                 return None
+            if error.code in ("AccessDenied", "403"):
+                self._deny(at)
             # Without s3:ListBucket a missing key is "denied": nobody can tell it from one that is not there yet.
             raise BackendError(Failure.UNAVAILABLE, f"{error.detail} (result)", code=error.code) from error
         return await self._in_thread(lambda: bytes(given["Body"].read(LARGEST_ANSWER)))
+
+    def _deny(self, at: str) -> None:
+        """The object may be there or not."""
+        bucket, _ = _split(at)
+        log.error("result_denied", bucket=bucket, fix=f"grant s3:GetObject and s3:ListBucket on {bucket}")
 
     def _failed(self, job: Job, failure: bytes | None, reason: str) -> BackendError:
         """A container's own error, which is in no fixed form: shown, bounded, never needed."""
@@ -323,8 +392,10 @@ class SageMakerBackend:
         age_s = time.time() - known.submitted_at
         waits = self._waits.get(deployment.model)
         if age_s > longest(place, is_sure=known.is_sure, others=waits.longest if waits else None):
+            self._meters.result(deployment.name, Result.LOST)
             usage = Usage(input=job.estimate.input_tokens, basis=Basis.ESTIMATED) if known.is_sure else Usage()
             raise BackendError(Failure.TIMED_OUT, f"no result after {age_s:.0f} s", code="lost", usage=usage)
+        self._open.note(deployment.name, known.call, known.submitted_at)
         return Pending(next_look(age_s, has_messages=bool(place.queue) and known.is_sure))
 
     async def _in_thread(self, act: Callable[[], Got]) -> Got:

@@ -9,14 +9,15 @@ import structlog
 from ulid import ULID
 
 from consumers.attempt import Attempt
-from consumers.backend import BackendError, Notice, NoticingBackend
+from consumers.backend import BackendError, Notice, NoticingBackend, WatchedBackend
+from consumers.late import charge_late
 from consumers.outcome import Dead, Later, Left, MovedOn
 from consumers.tally import Tally
 from policies.scripts import BoardUnavailableError
 from router import envelope, topics
 from router.board import Submission
 from router.job import Job
-from router.log import Log, Record
+from router.log import Log, LogUnavailableError, Record
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +37,6 @@ class Collector:
     tenants: Collection[str]
     every_s: float = 0.5
     clock: Callable[[], float] = time.monotonic
-    late: int = 0  # notices of attempts that had been concluded
 
     async def run(self, stop: asyncio.Event) -> None:
         """Collect until `stop`."""
@@ -45,6 +45,8 @@ class Collector:
             keepers.append(beside.create_task(self.attempt.wakeups.follow()))
             if isinstance(self.attempt.backend, NoticingBackend):
                 keepers.append(beside.create_task(self._heed(self.attempt.backend)))
+            if isinstance(self.attempt.backend, WatchedBackend):
+                keepers.append(beside.create_task(self.attempt.backend.watch()))
             while not stop.is_set():
                 try:
                     await self.round()
@@ -91,18 +93,17 @@ class Collector:
 
     async def _noticed(self, backend: NoticingBackend, notice: Notice) -> None:
         try:
-            if await self._is_done_with(notice):
+            if not await self._is_open(notice):
+                await charge_late(self.attempt, backend, notice)
                 await backend.acknowledge(notice)
-        except (BoardUnavailableError, BackendError) as error:  # it is said again
+            elif await self._is_done_with(notice):
+                await backend.acknowledge(notice)
+        except (BoardUnavailableError, LogUnavailableError, BackendError) as error:  # it is said again
             log.warning("notice_put_off", job=notice.job_id, error=type(error).__name__)
 
     async def _is_done_with(self, notice: Notice) -> bool:
-        """Whether its attempt is concluded, by this or before. It is concluded once: what comes later is waste."""
+        """Whether its attempt is concluded now."""
         board = self.attempt.board
-        if not await self._is_open(notice):
-            self.late += 1
-            log.info("late_result", job=notice.job_id, attempt=notice.attempt)
-            return True
         owner = f"{self.attempt.wakeups.channel}|collector|{ULID()}"
         lease_s = self.attempt.lease_s
         due = await board.collect(notice.tenant, owner, lease_s=lease_s, most=1, job_id=notice.job_id)

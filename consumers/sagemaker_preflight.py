@@ -16,20 +16,13 @@ from uuid import uuid4
 from botocore.exceptions import BotoCoreError, ClientError
 
 from consumers.sagemaker_clients import words
+from consumers.sagemaker_figures import FAULTS, NAMESPACE
 from consumers.sagemaker_notices import CANARY
-from consumers.sagemaker_scaling import NAMESPACE
 from policies.deployments import Deployment, SageMaker
 
 CANARY_S = 20.0
 DAY = timedelta(days=1)
 AWS_KEY = "alias/aws/sqs"  # a queue on it takes nothing from a topic, as its policy cannot be changed
-FAILED = {
-    "NotificationFailures": "the endpoint's role may not publish to its topics, or not use their key: grant sns:Publish"
-    " (and kms:GenerateDataKey*)",
-    "ResponseUploadFailures": "the endpoint's role may not write its output: grant s3:PutObject"
-    " (and kms:GenerateDataKey)",
-    "RequestDownloadFailures": "the endpoint's role may not read its input: grant s3:GetObject (and kms:Decrypt)",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +170,7 @@ class Preflight:
         """What failed silently during the last day."""
         cloudwatch, now = self._client("cloudwatch"), datetime.now(UTC)
         for variant in endpoint.get("ProductionVariants", []):
-            for name, why in FAILED.items():
+            for name, why in FAULTS.items():
                 found = cloudwatch.get_metric_statistics(
                     Namespace=NAMESPACE,
                     MetricName=name,

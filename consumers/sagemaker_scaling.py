@@ -8,7 +8,8 @@ developer guide, "Autoscale an asynchronous endpoint".)
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-NAMESPACE = "AWS/SageMaker"
+from consumers.sagemaker_figures import NAMESPACE
+
 COUNT = "sagemaker:variant:DesiredInstanceCount"
 COMES_S = 300  # how long an instance takes to come, about: no second decision before it can have helped
 LONGER = 1.5  # of the longest run: what looks idle may still be at work

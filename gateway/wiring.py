@@ -431,8 +431,10 @@ async def open_backend(core: Core, name: str, registry: CollectorRegistry) -> As
         case "sagemaker":
             with _with_boto3():
                 from consumers.backend_sagemaker import SageMakerBackend
+            from consumers.sagemaker_meters import SageMakerMeters
 
-            async with SageMakerBackend.open(core.deployments, tuple(core.tenants)) as taking:
+            opening = SageMakerBackend.open(core.deployments, tuple(core.tenants), SageMakerMeters(registry))
+            async with opening as taking:
                 yield taking
         case "bedrock":
             from consumers.backend_bedrock import BedrockBackend

@@ -1,6 +1,6 @@
 """What a call costs: usage times price book, in exact decimals."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
@@ -42,6 +42,9 @@ class Basis(StrEnum):
     METERED = "metered"
     ALLOCATED = "allocated"
     ESTIMATED = "estimated"
+
+
+_CACHED = (Meter.CACHE_READ, Meter.CACHE_WRITE, Meter.CACHE_WRITE_1H)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,20 @@ def charge(price: Price | None, usage: Usage, *, job: str, attempt: int, outcome
             )
         )
     return tuple(lines)
+
+
+def beyond(usage: Usage, charged: Sequence[ChargeLine]) -> Usage:
+    """What of it these lines have not charged: never less than nothing. Charged input stands for cached input too."""
+    left = dict.fromkeys(Meter, 0)
+    left.update(usage.quantities())
+    for line in charged:
+        left[line.meter] -= line.quantity
+    for meter in _CACHED:
+        spare = max(0, -left[Meter.INPUT])
+        taken = min(spare, max(0, left[meter]))
+        left[meter] -= taken
+        left[Meter.INPUT] += taken
+    return Usage(**{meter: max(0, quantity) for meter, quantity in left.items()}, basis=usage.basis, tier=usage.tier)
 
 
 def cost(price: Price | None, usage: Usage) -> Decimal | None:

@@ -11,6 +11,8 @@ from router import compact
 from router.job import Job, JobState
 from router.log import Record
 
+LATE = 10_000  # and the number of an attempt: what that used after it was given up
+
 
 def attempt_text(
     job: Job, attempt: int, microbatch: str, lines: Sequence[ChargeLine], tokens: int, *, concluded: bool

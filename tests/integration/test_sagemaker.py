@@ -5,9 +5,12 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from redis.asyncio import Redis
 
 from consumers import backend_sagemaker
@@ -15,9 +18,11 @@ from consumers.backend import Answer, BackendError, SoFar, Submitted
 from consumers.backend_sagemaker import SageMakerBackend
 from consumers.collector import Collector
 from consumers.retrier import Retrier
+from consumers.sagemaker_figures import NAMESPACE
+from consumers.sagemaker_meters import SageMakerMeters
 from policies.deployments import Deployment
 from policies.retries import Failure
-from router import topics
+from router import ledger, topics
 from router.job import Job, JobState
 from tests.aws import CREDENTIALS, AwsPlace
 from tests.builders import Bench, a_bench, a_deployment, until
@@ -236,8 +241,8 @@ async def test_an_input_that_the_role_may_not_read_fails_with_what_the_service_s
     assert view.error is not None and "could not be read" in str(view.error["message"])
 
 
-async def test_a_cancelled_job_ends_at_once_and_its_late_result_concludes_nothing(place: Place) -> None:
-    await place.at.turn(container_s=2.0)
+async def test_a_cancelled_job_ends_at_once_and_what_its_late_result_used_is_charged_once(place: Place) -> None:
+    await place.at.turn(container_s=2.0, double_messages=1.0)
     job = await place.bench.queued()
     async with place.running():
         await submitted(place, 1)
@@ -247,8 +252,35 @@ async def test_a_cancelled_job_ends_at_once_and_its_late_result_concludes_nothin
         await until(lambda: _is_over_there(place), within=LONG_S)
         await until(lambda: _is_empty(place), within=LONG_S)
 
-    assert len(await place.bench.charges()) == 1
+    first, late = sorted(await place.bench.charges(), key=lambda row: int(row["attempt"]))
+    assert (first["attempt"], late["attempt"], late["concluded"]) == (1, ledger.LATE + 1, False)
+    assert {line["outcome"] for line in late["lines"]} == {"late"}
+    used = sum(line["quantity"] for row in (first, late) for line in row["lines"] if line["meter"] == "output")
+    assert used == 2  # the words of the answer; the estimate at the cancel was of its input only
+    view = await place.bench.view(job)
+    assert view.usd == sum(Decimal(row["usd"]) for row in (first, late))
     assert await place.bench.events() == {f"job_{job.id}": "job.cancelled"}
+
+
+async def test_the_endpoint_s_own_figures_and_the_ways_of_results_are_metrics(place: Place) -> None:
+    registry = CollectorRegistry()
+    await place.at.turn(instances=0)
+    bench = place.bench
+    async with SageMakerBackend.open(bench.deployments, tuple(bench.tenants), SageMakerMeters(registry)) as backend:
+        job = await bench.job()
+        taken = await backend.call(job, place.deployment, attempt=1, on_chunk=None, so_far=SoFar())
+        assert isinstance(taken, Submitted)
+        await until(lambda: _lacks_capacity(place), within=LONG_S)
+        watching = asyncio.create_task(backend.watch())
+        await until(lambda: _says(registry, 'has_backlog_without_capacity{deployment="small"} 1.0'), within=LONG_S)
+        watching.cancel()
+        await backend.collect(job, place.deployment, taken.reference, attempt=1)
+        await place.at.turn(instances=1)
+        await until(lambda: _is_over_there(place), within=LONG_S)
+        await backend.collect(job, place.deployment, taken.reference, attempt=1)
+
+    assert await _says(registry, 'approximate_backlog_size{deployment="small"} 1.0')
+    assert await _says(registry, 'results_total{deployment="small",how="found_late"} 1.0')
 
 
 async def test_an_unknown_endpoint_is_a_fault_of_the_settings(place: Place) -> None:
@@ -279,6 +311,24 @@ async def test_a_synchronous_endpoint_answers_at_once_and_refuses_what_is_too_la
             await backend.call(large, realtime, attempt=1, on_chunk=None, so_far=SoFar())
     assert caught.value.failure is Failure.REJECTED
     assert str(backend_sagemaker.SYNC_BYTES) in caught.value.detail
+
+
+async def _lacks_capacity(place: Place) -> bool:
+    found = await asyncio.to_thread(
+        place.at.client("cloudwatch").get_metric_statistics,
+        Namespace=NAMESPACE,
+        MetricName="HasBacklogWithoutCapacity",
+        Dimensions=[{"Name": "EndpointName", "Value": place.at.name}],
+        StartTime=datetime.now(UTC) - timedelta(minutes=10),
+        EndTime=datetime.now(UTC),
+        Period=60,
+        Statistics=["Maximum"],
+    )
+    return any(point["Maximum"] == 1 for point in found["Datapoints"])
+
+
+async def _says(registry: CollectorRegistry, line: str) -> bool:
+    return f"pointsman_sagemaker_{line}" in generate_latest(registry).decode()
 
 
 async def _is_empty(place: Place) -> bool:

@@ -21,6 +21,7 @@ from starlette import routing
 
 from consumers.fleet_meters import FleetMeters
 from consumers.meters import WebhookMeters, WorkerMeters
+from consumers.sagemaker_meters import SageMakerMeters
 from consumers.tally import Tally
 from gateway import render, wiring
 from gateway.app import routes
@@ -204,6 +205,7 @@ def test_the_guide_has_each_metric() -> None:
     registry = CollectorRegistry()
     WorkerMeters(registry)
     FleetMeters(registry)
+    SageMakerMeters(registry)
     WebhookMeters(registry)
     InboxMetrics(registry)
     counted = Metrics(Inflight(most_requests=1, most_bytes=1), lambda: 0, Shares()).registry

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.sagemaker_patience import LATEST_S, REMEMBERED, UNSURE_S, Waits, longest, next_look
+from consumers.sagemaker_patience import LATEST_S, REMEMBERED, UNSURE_S, OpenCalls, Waits, longest, next_look
 from policies.deployments import SageMaker
 
 PLACE = SageMaker("us-east-1", request_ttl_s=600, invocation_timeout_s=300)
@@ -58,3 +58,18 @@ def test_waits_are_those_of_the_last_calls() -> None:
         waits.add(seconds)
 
     assert waits.longest == 2.0
+
+
+def test_the_oldest_open_call_is_one_that_somebody_here_still_looks_for() -> None:
+    now = 1000.0
+    calls = OpenCalls(lambda: now)
+    calls.note("a", "old", 400.0)
+    calls.note("a", "new", 900.0)
+    calls.note("b", "other", 100.0)
+    assert (calls.oldest("a"), calls.oldest("b"), calls.oldest("c")) == (600.0, 900.0, 0.0)
+
+    calls.forget("a", "old")
+    assert calls.oldest("a") == 100.0
+
+    now += 200
+    assert calls.oldest("b") == 0.0

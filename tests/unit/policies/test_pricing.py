@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.pricing import Basis, Meter, Price, Usage, charge, cost, picodollars, total
+from policies.pricing import Basis, Meter, Price, Usage, beyond, charge, cost, picodollars, total
 
 CLAUDE_37 = Price(
     {
@@ -196,3 +196,17 @@ def test_a_cache_write_for_an_hour_is_never_charged_as_one_for_five_minutes() ->
 
     assert cost(CLAUDE_37, usage) is None
     assert cost(Price({**CLAUDE_37.per_million, Meter.CACHE_WRITE_1H: Decimal("6")}, "test"), usage) == Decimal("6")
+
+
+@given(prices, usages, tokens)
+def test_what_is_charged_later_comes_to_the_larger_of_estimate_and_truth(
+    price: Price, usage: Usage, estimate: int
+) -> None:
+    first = charge(price, Usage(input=estimate, basis=Basis.ESTIMATED), job="job_1", attempt=1, outcome="lost")
+
+    more = beyond(usage, first)
+
+    prompt = usage.input + usage.cache_read + usage.cache_write
+    assert more.output == usage.output
+    assert estimate + more.total - more.output == max(estimate, prompt)
+    assert beyond(usage, charge(price, usage, job="job_1", attempt=1, outcome="completed")).total == 0

@@ -1,0 +1,70 @@
+"""What SageMaker tells CloudWatch of an asynchronous endpoint, in our units, and what is wrong with it: no I/O.
+
+Backlogs have the endpoint as their only dimension, all others the variant too. `Invocations` and `OverheadLatency` are
+not published for such endpoints. `ModelLatency` and `TimeInBacklog` are microseconds, `TotalProcessingTime` is
+milliseconds: CloudWatch says the unit with each value, and that is believed before this table. (Developer guide,
+"Alarms and logs for tracking metrics from asynchronous endpoints".)
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypedDict
+
+NAMESPACE = "AWS/SageMaker"
+PERIOD_S = 60
+SECONDS: Mapping[str, float] = {"Microseconds": 1e-6, "Milliseconds": 1e-3, "Seconds": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One of AWS' metrics. `unit` is the documented one."""
+
+    name: str
+    statistic: Literal["Average", "Maximum", "Sum"]
+    unit: str
+    of_variant: bool = True
+
+
+class Datapoint(TypedDict, total=False):
+    """As CloudWatch gives it, with its statistic under the statistic's name."""
+
+    Timestamp: datetime
+    Unit: str
+    Average: float
+    Maximum: float
+    Sum: float
+
+
+BACKLOG = Figure("ApproximateBacklogSize", "Maximum", "Count", of_variant=False)
+PER_INSTANCE = Figure("ApproximateBacklogSizePerInstance", "Average", "Count", of_variant=False)
+WITHOUT_CAPACITY = Figure("HasBacklogWithoutCapacity", "Maximum", "Count", of_variant=False)
+IN_BACKLOG = Figure("TimeInBacklog", "Average", "Microseconds")
+PROCESSING = Figure("TotalProcessingTime", "Average", "Milliseconds")
+LATENCY = Figure("ModelLatency", "Average", "Microseconds")
+LEVELS = (BACKLOG, PER_INSTANCE, WITHOUT_CAPACITY, IN_BACKLOG, PROCESSING, LATENCY)
+
+EXPIRED = Figure("ExpiredRequests", "Sum", "Count")
+FAULTS: Mapping[str, str] = {
+    "NotificationFailures": "the endpoint's role may not publish to its topics, or not use their key: grant sns:Publish"
+    " (and kms:GenerateDataKey*)",
+    "ResponseUploadFailures": "the endpoint's role may not write its output: grant s3:PutObject"
+    " (and kms:GenerateDataKey)",
+    "RequestDownloadFailures": "the endpoint's role may not read its input: grant s3:GetObject (and kms:Decrypt)",
+}
+COUNTS = (EXPIRED, *(Figure(name, "Sum", "Count") for name in FAULTS))
+
+
+def level(figure: Figure, points: Iterable[Datapoint]) -> float | None:
+    """The newest value, times in seconds; None where there is none, which is not 0."""
+    newest = max(points, key=lambda point: point["Timestamp"], default=None)
+    return None if newest is None else newest[figure.statistic] * _scale(figure, newest)
+
+
+def counted(points: Iterable[Datapoint], *, since: datetime, until: datetime) -> float:
+    """How many there were in the minutes that began from `since` on and were over at `until`."""
+    return sum(point["Sum"] for point in points if since <= point["Timestamp"] < until)
+
+
+def _scale(figure: Figure, point: Datapoint) -> float:
+    return SECONDS.get(point.get("Unit") or figure.unit, 1.0)
