@@ -6,7 +6,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from policies.deployments import SageMaker
+from policies.deployments import Bedrock, SageMaker
 
 THREADS = 16  # calls to AWS at once
 CONNECT_S, READ_S = 5.0, 20.0
@@ -24,7 +24,7 @@ class AwsClients:
     def __init__(self) -> None:
         self._made: dict[tuple[str, str, str], Any] = {}
 
-    def of(self, place: SageMaker, service: str) -> Any:
+    def of(self, place: SageMaker | Bedrock, service: str) -> Any:
         """AWS' client of a service, by its name there."""
         key = (place.region, place.aws_url, service)
         if key not in self._made:

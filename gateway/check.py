@@ -201,6 +201,11 @@ def _price(settings: Settings, where: str, deployment: DeploymentSettings, price
     needed = [Meter.INPUT]
     if not set(deployment.modalities) <= WITHOUT_OUTPUT:
         needed.append(Meter.OUTPUT)
+    ships = deployment.bedrock is not None and deployment.bedrock.shipping is not None
+    if ships and price.served("batch") is None:
+        yield Finding(
+            Level.WARNING, where, "has no tier batch, so the dollars of batch jobs are null; add it to the book"
+        )
     missing = [meter for meter in needed if meter not in price.per_million]
     if missing:
         yield Finding(Level.WARNING, where, f"has no {' and no '.join(missing)}, so its dollars are null; add it")

@@ -19,7 +19,18 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from gateway import cli_batches, cli_dlq, cli_fleet, cli_router, cli_sagemaker, cli_webhooks, logs, valkey, wiring
+from gateway import (
+    cli_batches,
+    cli_dlq,
+    cli_fleet,
+    cli_router,
+    cli_sagemaker,
+    cli_shipments,
+    cli_webhooks,
+    logs,
+    valkey,
+    wiring,
+)
 from gateway.check import Finding, Level, check
 from gateway.client_answers import GatewayError
 from gateway.settings import Settings, SettingsError, load
@@ -239,6 +250,18 @@ def fleet_command(
     """The replicas of all deployments as the workers see them now: state and why, load, cap, dollars an hour."""
     settings = _reachable(_load(config, _environ(data)))
     _run(cli_fleet.show(settings, out, as_json=as_json, once=once or not out.is_terminal))
+
+
+@app.command("shipments")
+def shipments_command(
+    config: ConfigOption = None,
+    data: DataOption = None,
+    most: Annotated[int, typer.Option(min=1, max=1000, help="The newest so many of each deployment.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a deployment.")] = False,
+) -> None:
+    """Jobs that went out as batch jobs of Bedrock: what became of them, their dollars, and those of live calls."""
+    settings = _reachable(_load(config, _environ(data)))
+    _run(cli_shipments.show(settings, out, most=most, as_json=as_json))
 
 
 @keys_app.command("create")

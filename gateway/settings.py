@@ -54,6 +54,7 @@ from policies.deployments import Deployment, Fallback, Limits, Modality, Tier, T
 from policies.pricebook import PriceBook, PriceBookError
 from policies.pricing import Meter, Price
 from policies.retries import Failure, RetryRule
+from policies.shipping import Shipping
 from policies.tenants import Learn, RoutingPolicy, Tenant
 from policies.webhooks import Endpoint, decoded
 
@@ -564,6 +565,7 @@ class Settings(Section):
             takes_prefill=deployment.prefill,
             sagemaker=None if deployment.sagemaker is None else deployment.sagemaker.sagemaker(),
             bedrock=None if deployment.bedrock is None else deployment.bedrock.bedrock(),
+            shipping=_shipping(deployment.bedrock),
             takes_schema=deployment.json_schema,
         )
 
@@ -573,6 +575,10 @@ class Settings(Section):
         if price.name is not None:
             return self._book.find(price.name)
         return Price(price.rates(), price.source)
+
+
+def _shipping(bedrock: BedrockSettings | None) -> Shipping | None:
+    return None if bedrock is None or bedrock.shipping is None else bedrock.shipping.shipping()
 
 
 def _asked(price: Price | None, bedrock: BedrockSettings | None) -> Price | None:

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from gateway.settings_sagemaker import Region
 from gateway.settings_section import Section
+from gateway.settings_shipping import ShippingSettings
 from gateway.settings_values import ServerUrl
 from policies.deployments import Bedrock
 
@@ -23,6 +24,7 @@ class BedrockSettings(Section):
     guardrail: str = Field(default="", max_length=2048)
     guardrail_version: str = Field(default="", max_length=8, pattern=r"^([1-9][0-9]{0,7}|DRAFT)?$")
     aws_url: ServerUrl = Field(default="", max_length=2000)
+    shipping: ShippingSettings | None = None
 
     @model_validator(mode="after")
     def _guardrail_is_whole(self) -> Self:

@@ -78,10 +78,13 @@ async def _run(
 
 
 def _children(settings: Settings) -> list[Child]:
-    backends = sorted({deployment.backend for deployment in settings.deployments.values()})
+    deployments = settings.deployments_by_name().values()
+    backends = sorted({deployment.backend for deployment in deployments})
+    collected = {each.backend for each in deployments if each.sagemaker is not None or each.shipping is not None}
     return [
         Child("http", ["serve", "http"]),
         *(Child(f"worker {name}", ["serve", "worker", "--backend", name]) for name in backends),
+        *(Child(f"collector {name}", ["serve", "collector", "--backend", name]) for name in sorted(collected)),
         Child("sweeper", ["serve", "sweeper"]),
         *([Child("inbox", ["serve", "inbox"])] if settings.kafka_servers else []),  # nobody else reaches our Valkey
     ]

@@ -3,7 +3,7 @@
 import random
 import ssl
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -440,10 +440,24 @@ async def open_backend(core: Core, name: str, registry: CollectorRegistry) -> As
             from consumers.backend_bedrock import BedrockBackend
 
             theirs = {each.name: each for each in core.deployments.values() if each.backend == name}
-            async with BedrockBackend.open(theirs) as calling:
-                yield calling
+            async with BedrockBackend.open(theirs) as calling, _shipping(core, calling, theirs) as shipping:
+                yield shipping
         case _:
             raise SettingsError(f"there is no backend {name!r} in this version; there are gpu, sagemaker and echo")
+
+
+@asynccontextmanager
+async def _shipping(core: Core, live: "Backend", theirs: Mapping[str, Deployment]) -> AsyncGenerator["Backend"]:
+    """In front of the live backend, where jobs of any deployment may go out as batch jobs."""
+    if all(each.shipping is None for each in theirs.values()):
+        yield live
+        return
+    from consumers.asked_jobs import AskedJobs
+    from consumers.backend_shipping import ShippingBackend
+
+    asked = AskedJobs(core.board, core.payloads)
+    async with ShippingBackend.open(live, core.scripts, asked, theirs) as backend:
+        yield backend
 
 
 def preflight(deployment: Deployment, place: SageMaker) -> "Preflight":

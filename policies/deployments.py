@@ -7,6 +7,7 @@ from enum import StrEnum
 from policies.fleets import Fleet
 from policies.pricing import Price
 from policies.retries import Failure
+from policies.shipping import Shipping
 
 
 class Tier(StrEnum):
@@ -162,6 +163,7 @@ class Deployment:
     takes_prefill: bool = True
     sagemaker: SageMaker | None = None
     bedrock: Bedrock | None = None
+    shipping: Shipping | None = None
     takes_schema: bool = True
 
     @property

@@ -4,7 +4,7 @@
 
 prints `double listening on http://127.0.0.1:PORT` and ends when its standard input does. What moto does well (S3, SQS,
 SNS, CloudWatch, Application Auto Scaling, SageMaker's control plane) is moto's. What is added is described where it
-is: `sagemaker.py`, `bedrock.py`. Tests set and read it under `/double/...` of the same port.
+is: `sagemaker.py`, `bedrock.py`, `bedrock_batches.py`. Tests set and read it under `/double/...` of the same port.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from werkzeug.serving import make_server
 
 from tests.doubles.aws import sagemaker
 from tests.doubles.aws.bedrock import Bedrock
+from tests.doubles.aws.bedrock_batches import Batches
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -34,12 +35,15 @@ class _App:
     def __init__(self) -> None:
         self.double: sagemaker.Double | None = None
         self.bedrock = Bedrock()
+        self.batches = Batches()
         self._moto = DomainDispatcherApplication(create_backend_app)
 
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         path: str = environ["PATH_INFO"]
         if self.bedrock.takes(environ):
             return self.bedrock(environ, start_response)
+        if self.batches.takes(environ):
+            return self.batches(environ, start_response)
         if not path.startswith(CONTROL):
             answer: Iterable[bytes] = self._moto(environ, self._without_list(environ, start_response))
             return answer
@@ -50,6 +54,8 @@ class _App:
             where = path.removeprefix(CONTROL)
             if where.startswith("bedrock/"):
                 told = self.bedrock.control(where.removeprefix("bedrock/"), given)
+            elif where.startswith("batches/"):
+                told = self.batches.control(where.removeprefix("batches/"), given)
             else:
                 told = self.double.control(where, given)
             status, body = "200 OK", json.dumps(told).encode()
@@ -79,6 +85,7 @@ def main() -> None:
     app = _App()
     server = make_server("127.0.0.1", given.port, app, threaded=True, request_handler=MotoRequestHandler)
     app.double = sagemaker.install(f"http://127.0.0.1:{server.port}")
+    app.batches.url = f"http://127.0.0.1:{server.port}"
     Thread(target=server.serve_forever, daemon=True).start()
     print(f"double listening on http://127.0.0.1:{server.port}", flush=True)
     sys.stdin.read()
