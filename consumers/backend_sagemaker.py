@@ -34,7 +34,7 @@ from consumers.sagemaker_notices import CallName, Ending, Told, is_canary, mark,
 from consumers.sagemaker_patience import OpenCalls, Waits, longest, next_look
 from consumers.sagemaker_payloads import JSON, LARGEST_ANSWER, answer, request
 from consumers.sagemaker_watch import EVERY_S, Watch
-from policies.deployments import Deployment, SageMaker
+from policies.deployments import SYNC_BYTES, Deployment, SageMaker
 from policies.pricing import Basis, Usage
 from policies.retries import Failure
 from router.job import Job
@@ -42,7 +42,6 @@ from router.job import Job
 log = structlog.get_logger(__name__)
 
 INLINE_BYTES = 128_000  # of a Body; API reference of InvokeEndpointAsync
-SYNC_BYTES = 6_291_456  # both ways; API reference of InvokeEndpoint
 LISTEN_S, MESSAGES = 20, 10  # the longest and the most that one receive takes; API reference of ReceiveMessage
 UNSEEN_S = 30  # a message that is not acknowledged comes again after that
 REMEMBERED = 10_000  # messages whose jobs were not looked at yet

@@ -151,7 +151,7 @@ class Desk:
         if endpoint == responses.ENDPOINT:
             values, conversation = await self._in_chat_form(tenant.name, job_id, values)
             hold(len(conversation.items))
-        chosen = self._choose(endpoint, asked, values, tenant)
+        chosen = self._choose(endpoint, asked, values, tenant, len(raw))
         job = _job(job_id, holder, tenant, asked, chosen, endpoint=endpoint, raw=raw, traceparent=traceparent)
         if deadline_s is None:
             deadline_s = min(asked.wishes.deadline_s or tenant.deadline_s, tenant.deadline_s)
@@ -213,7 +213,7 @@ class Desk:
         if not may_be_asked(url, self.allowed_hosts):
             raise invalid(path, "expected an https URL that leads to a public host")
 
-    def _choose(self, endpoint: str, asked: Asked, values: Mapping[str, object], tenant: Tenant) -> Chosen:
+    def _choose(self, endpoint: str, asked: Asked, values: Mapping[str, object], tenant: Tenant, size: int) -> Chosen:
         route = choose(
             endpoint,
             asked.model,
@@ -223,6 +223,7 @@ class Desk:
             shares=self.shares,
             max_usd=asked.wishes.max_usd,
             deadline_s=asked.wishes.deadline_s,
+            size=size,
         )
         if isinstance(route, NoRoute):
             if route.param == "messages":

@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import pairwise
 
 from gateway.settings import DAY_S, DeploymentSettings, Settings, TenantSettings
-from policies.deployments import Modality, Tier
+from policies.deployments import SYNC_S, Modality, Tier
 from policies.pricing import BY_UNIT, Meter, Price
 
 ROOM = 1.2  # each time-out is better a fifth longer than the one inside it
@@ -161,6 +161,13 @@ def _deployment(settings: Settings, name: str, price: Price | None) -> Iterator[
         )
     if deployment.backend in ("bedrock", "sagemaker") and deployment.url:
         yield Finding(Level.WARNING, f"{at}.url", f"is not used by {deployment.backend}")
+    if deployment.sagemaker is not None and deployment.sagemaker.realtime and deployment.timeouts.total_s > SYNC_S:
+        yield Finding(
+            Level.WARNING,
+            f"{at}.timeouts.total_s",
+            f"is {deployment.timeouts.total_s:g} s, but a synchronous endpoint gives up after {SYNC_S:g} s; set that,"
+            " or use an asynchronous one for what takes longer",
+        )
     yield from _price(settings, f"{at}.price", deployment, price)
     yield from _fallback(settings, name, deployment)
 

@@ -84,6 +84,10 @@ class Fallback:
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")  # least first
 
 
+SYNC_BYTES = 6_291_456  # a synchronous SageMaker endpoint's most, both ways; API reference of InvokeEndpoint
+SYNC_S = 60.0  # the longest that it runs; there
+
+
 class PayloadFormat(StrEnum):
     """What a SageMaker container speaks: OpenAI's chat (vLLM, LMI), text-generation-inference's, or its own."""
 
@@ -170,3 +174,8 @@ class Deployment:
     def effort_rank(self) -> int:
         """The more the higher; what is not told anything is in the middle."""
         return EFFORTS.index(self.effort or "medium")
+
+    @property
+    def max_body(self) -> int | None:
+        """Bytes that a call may have; None: any number."""
+        return SYNC_BYTES if self.sagemaker is not None and self.sagemaker.is_realtime else None

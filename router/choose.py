@@ -62,6 +62,7 @@ def choose(
     shares: Shares,
     max_usd: Decimal | None = None,
     deadline_s: float | None = None,
+    size: int = 0,
 ) -> Chosen | NoRoute:
     """Decide by name, ability, window, price ceiling, deadline, the tenant's share, session and score.
 
@@ -79,13 +80,13 @@ def choose(
     fallbacks = {each.deployment for deployment in pool.values() for each in deployment.fallback}
     known = pool | {key: each for key, each in allowed.items() if key in fallbacks}
     needs, needed = rules.needs(body), modality.needs(endpoint, body)
-    every = rules.options(endpoint, body, known.values(), needed)
+    every = rules.options(endpoint, body, known.values(), needed, size)
     options = [option for option in every if option.deployment.name in pool]
     fitting = [option for option in options if option.fits and rules.able(option, needs)]
     if not fitting and is_named and (larger := _larger(allowed[name], every, needs)) is not None:
         fitting, options = [larger], [larger]
     if not fitting:
-        others = rules.options(endpoint, body, allowed.values(), needed)
+        others = rules.options(endpoint, body, allowed.values(), needed, size)
         return _nothing_fits(endpoint, body, options, others, needs, is_named=is_named)
     left = rules.within(fitting, max_usd=max_usd, deadline_s=deadline_s)
     if not left.options:
@@ -269,7 +270,10 @@ def _nothing_fits(
     *,
     is_named: bool,
 ) -> NoRoute:
-    if any(rules.able(option, needs) for option in options):
+    able = [option for option in options if rules.able(option, needs)]
+    if able and not any(option.takes_size for option in able):
+        return _too_large(able[0], others, needs)
+    if able:
         return _too_long(options, others, needs)
     needed = " and ".join([*sorted(modality.needs(endpoint, body)), *(each.word for each in needs)])
     if any(rules.able(option, needs) for option in others):
@@ -286,6 +290,15 @@ def _too_long(options: Collection[Option], others: Collection[Option], needs: Se
         f" {_shown(largest.deployment.name)} has {largest.deployment.window:,}. {_would_fit(others, needs)}"
         " Or shorten the input or lower max_tokens.",
         "context_length_exceeded",
+        "messages",
+    )
+
+
+def _too_large(option: Option, others: Collection[Option], needs: Sequence[Ability]) -> NoRoute:
+    return NoRoute(
+        f"The request has {option.size:,} bytes, and {_shown(option.deployment.name)} takes"
+        f" {option.deployment.max_body:,} at most. {_would_fit(others, needs)}",
+        "no_route",
         "messages",
     )
 

@@ -13,16 +13,26 @@ from router.job import Estimate
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A deployment that takes the job's modality. `window` is the tokens that it must hold at once."""
+    """A deployment that takes the job's modality.
+
+    `window` is the tokens that it must hold at once, `size` the bytes of the body.
+    """
 
     deployment: Deployment
     estimate: Estimate
     window: int
+    size: int = 0
 
     @property
     def fits(self) -> bool:
-        """Whether input and output go into the window."""
-        return self.window <= self.deployment.window
+        """Whether input and output go into the window, and the body into a call."""
+        return self.window <= self.deployment.window and self.takes_size
+
+    @property
+    def takes_size(self) -> bool:
+        """Whether the body goes into a call."""
+        most = self.deployment.max_body
+        return most is None or self.size <= most
 
     @property
     def by_price(self) -> tuple[bool, Decimal, str]:
@@ -91,15 +101,22 @@ def able(option: Option, needed: Sequence[Ability]) -> bool:
 
 
 def options(
-    endpoint: str, body: Mapping[str, object], deployments: Collection[Deployment], needed: frozenset[Modality]
+    endpoint: str,
+    body: Mapping[str, object],
+    deployments: Collection[Deployment],
+    needed: frozenset[Modality],
+    size: int = 0,
 ) -> list[Option]:
-    """Those that take what the job carries and make what it wants: `needed`, as `modality.needs` says."""
+    """Those that take what the job carries and make what it wants: `needed`, as `modality.needs` says.
+
+    `size` is that of the body, in bytes.
+    """
     read = tokens.estimate_input(body)
     found = []
     for each in deployments:
         if needed <= each.modalities:
             job = expected(endpoint, body, each, read=read)
-            found.append(Option(each, Estimate.of(job.usage, cost(each.price, job.usage)), job.window))
+            found.append(Option(each, Estimate.of(job.usage, cost(each.price, job.usage)), job.window, size))
     return found
 
 
@@ -150,4 +167,6 @@ def what_left(pool: Collection[Deployment], found: Sequence[Option], needed: Seq
     for each in needed:
         if len(tiers_of([option for option in found if each.is_there(option.deployment)])) == 1:
             return Ruled(each.rule, f"only {tier} does {each.word}")
+    if len(tiers_of([option for option in found if option.takes_size])) == 1:
+        return Ruled("size", f"only {tier} takes a body of this size")
     return Ruled("window", f"about {min(option.window for option in found):,} tokens fit only {tier}")

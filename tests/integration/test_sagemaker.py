@@ -13,14 +13,13 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from redis.asyncio import Redis
 
-from consumers import backend_sagemaker
 from consumers.backend import Answer, BackendError, SoFar, Submitted
 from consumers.backend_sagemaker import SageMakerBackend
 from consumers.collector import Collector
 from consumers.retrier import Retrier
 from consumers.sagemaker_figures import NAMESPACE
 from consumers.sagemaker_meters import SageMakerMeters
-from policies.deployments import Deployment
+from policies.deployments import SYNC_BYTES, Deployment
 from policies.retries import Failure
 from router import ledger, topics
 from router.job import Job, JobState
@@ -310,7 +309,7 @@ async def test_a_synchronous_endpoint_answers_at_once_and_refuses_what_is_too_la
         with pytest.raises(BackendError) as caught:
             await backend.call(large, realtime, attempt=1, on_chunk=None, so_far=SoFar())
     assert caught.value.failure is Failure.REJECTED
-    assert str(backend_sagemaker.SYNC_BYTES) in caught.value.detail
+    assert str(SYNC_BYTES) in caught.value.detail
 
 
 async def _lacks_capacity(place: Place) -> bool:

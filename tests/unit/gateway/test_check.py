@@ -100,6 +100,18 @@ def test_a_topic_keeps_a_job_for_longer_than_its_deadline() -> None:
     assert check(settings_with(tenants=tenants)) == []
 
 
+def test_more_time_than_a_synchronous_endpoint_gives_is_a_warning() -> None:
+    sync = a_deployment(backend="sagemaker", sagemaker={"region": "us-east-1", "realtime": True})
+    patient = a_deployment(backend="sagemaker", sagemaker={"region": "us-east-1"})
+    short = {"first_token_s": 20, "read_s": 40, "total_s": 60}
+
+    def about(light: Mapping[str, object]) -> set[tuple[str, str]]:
+        return found(Settings.model_validate({"deployments": {"light": light, "heavy": a_deployment("heavy")}}))
+
+    assert about(sync) == {("warning", "deployments.light.timeouts.total_s")}
+    assert about(patient) == about({**sync, "timeouts": short}) == set()
+
+
 def test_no_deployment_is_a_warning() -> None:
     assert found(Settings()) == {("warning", "deployments")}
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from policies.deployments import Deployment, Modality, Tier
+from policies.deployments import SYNC_BYTES, Deployment, Fallback, Modality, SageMaker, Tier
 from policies.pricing import Meter, Price
 from policies.tenants import RoutingPolicy, Tenant
 from router.choose import Chosen, NoRoute, choose
@@ -63,6 +63,7 @@ def decide(
     max_usd: str | None = None,
     deadline_s: float | None = None,
     shares: Shares | None = None,
+    size: int = 0,
 ) -> Chosen | NoRoute:
     return choose(
         endpoint,
@@ -73,6 +74,7 @@ def decide(
         shares=shares or a_shares(),
         max_usd=None if max_usd is None else Decimal(max_usd),
         deadline_s=deadline_s,
+        size=size,
     )
 
 
@@ -177,6 +179,29 @@ def test_too_long_for_all_is_told_with_the_largest_window() -> None:
 
     assert (result.code, result.param) == ("context_length_exceeded", "messages")
     assert "32,768" in result.message and "'big'" in result.message
+
+
+SYNC = replace(LIGHT, name="sync", backend="sagemaker", sagemaker=SageMaker("us-east-1", is_realtime=True))
+
+
+def test_a_body_over_what_a_synchronous_endpoint_takes_goes_elsewhere_or_is_told_why() -> None:
+    assert chosen(decide("sync", None, SYNC, HEAVY, size=SYNC_BYTES)).route.deployment == "sync"
+
+    auto = chosen(decide("auto", None, SYNC, HEAVY, size=SYNC_BYTES + 1))
+    named = refused(decide("sync", None, SYNC, HEAVY, size=SYNC_BYTES + 1))
+
+    assert (auto.route.deployment, auto.route.reasons) == ("big", ("only heavy takes a body of this size",))
+    assert named.code == "no_route"
+    assert "6,291,457 bytes, and 'sync' takes 6,291,456 at most. Would fit: 'big'." in named.message
+
+
+def test_a_synchronous_endpoint_is_no_fallback_for_what_it_does_not_take() -> None:
+    first = replace(HEAVY, fallback=(Fallback("sync"),))
+
+    small, large = (chosen(decide("big", None, first, SYNC, size=size)) for size in (10, SYNC_BYTES + 1))
+
+    assert [each.fallback.deployment for each in small.route.left] == ["sync"]
+    assert large.route.left == ()
 
 
 def test_too_long_for_the_named_one_is_told_what_would_fit() -> None:
