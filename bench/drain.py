@@ -1,6 +1,7 @@
 """How near to a provider's limits a backlog is worked off, without being refused by it.
 
     python -m bench.drain [--first 300] [--jobs 2000] [--rpm 600] [--tpm 500000] [--log streams|kafka] [--no-direct]
+    python -m bench.drain --backend bedrock [--first 300] [--jobs 600] [--rpm 6000] [--tpm 24000000]
 
 A simulated provider (`bench/provider_double.py`), which knows nothing of Pointsman, allows so many requests and tokens
 a minute and holds ten seconds' worth of them. Jobs of mixed size go through the real gateway and worker: a few at
@@ -9,6 +10,11 @@ them: 64 at a time, through the OpenAI SDK with the retries that it does by itse
 
 The least time that a backlog can take is, for requests and for tokens, what there is beyond a full bucket over what
 the bucket gains a second; the larger of the two. Tokens are those that the provider counted as used in the end.
+
+With `--backend bedrock` the provider is a double of Bedrock, which counts as Bedrock does: input and all of
+`max_tokens` as a call begins, output five times as it ends. The large backlog is then of documents of 20 pages, 33,000
+tokens each. The rates are sixty times those of a small account, so that it takes a minute and not an hour. There are
+no direct calls.
 
 The last line is one JSON object, of the large backlog:
 
@@ -23,12 +29,14 @@ Exit code 1 when a job did not complete, or more than 0.1 % of the calls were re
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 import aiohttp
 import openai
@@ -42,12 +50,72 @@ from bench.jobs import FILLER
 from bench.provider_double import CHARACTERS_PER_TOKEN, Call, Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
 from router.job import JobState
+from tests.aws import CREDENTIALS, controlled
+from tests.doubles import aws_double
 
 BURST_S = 10.0
 AT_ONCE = 64
 PATIENCE = 3.0  # times the least time, and a minute
 MOST_THROTTLED = 0.001
 PATH = "/v1/chat/completions"
+BURNDOWN = 5.0
+PDF_TOKENS, PDF_OUTPUT = 33_000, 900
+MODEL = "amazon.nova-lite-v1:0"
+
+
+class Upstream(Protocol):
+    """A provider that remembers its calls."""
+
+    @property
+    def url(self) -> str:
+        """Without `/v1`."""
+        ...
+
+    def fresh(self) -> None:
+        """Forget, and fill the buckets."""
+        ...
+
+    def record(self) -> list[Call]:
+        """Every call so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BedrockProvider:
+    """The double of Bedrock, as a provider."""
+
+    url: str
+
+    def fresh(self) -> None:
+        """See `Upstream`."""
+        controlled(self.url, "bedrock/fresh")
+
+    def record(self) -> list[Call]:
+        """See `Upstream`."""
+        seen = controlled(self.url, "bedrock/record", {"model": MODEL})
+        states = {"open": "open", "answered": "answered", "ThrottlingException": "refused"}
+        return [
+            Call(
+                request="",
+                number="",
+                started=each["began"],
+                prompt=each["input"],
+                ended=each["ended"],
+                state=states.get(each["outcome"], "aborted"),
+                output=each["output"],
+            )
+            for each in seen
+        ]
+
+
+@contextmanager
+def of_bedrock(behind: Running, given: argparse.Namespace) -> Iterator[BedrockProvider]:
+    """One with the limits that are given, and that provider's words."""
+    os.environ.update(CREDENTIALS)  # the worker has them from here
+    with aws_double() as url:
+        knobs = {"rpm": given.rpm, "tpm": given.tpm, "burndown": BURNDOWN, "burst_s": BURST_S}
+        controlled(url, "bedrock/model", {"model": MODEL, "upstream": behind.url, **knobs})
+        yield BedrockProvider(url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +133,18 @@ class Drained:
 def main() -> int:
     """Measure, print, and say with the exit code whether all succeeded and nearly none was refused."""
     given = _arguments()
+    if given.backend == "bedrock":
+        with provider() as behind, of_bedrock(behind, given) as upstream:
+            first, many = uvloop.run(_through_pointsman(given, upstream))
+        return _told(first, many, None, given)
     limits = ("--rpm", str(given.rpm), "--tpm", str(given.tpm), "--burst-s", str(BURST_S))
     with provider(*limits, "--service-ms", str(given.service_ms)) as upstream:
         first, many = uvloop.run(_through_pointsman(given, upstream))
         direct = None if given.no_direct else uvloop.run(_directly(given, upstream))
+    return _told(first, many, direct, given)
+
+
+def _told(first: Drained, many: Drained, direct: Drained | None, given: argparse.Namespace) -> int:
     _print({"first": first, "backlog": many, "direct": direct}, given)
     print(json.dumps({**asdict(many), "first": asdict(first), "direct": direct and asdict(direct)}), flush=True)
     return (
@@ -76,20 +152,21 @@ def main() -> int:
     )
 
 
-async def _through_pointsman(given: argparse.Namespace, upstream: Running) -> tuple[Drained, Drained]:
+async def _through_pointsman(given: argparse.Namespace, upstream: Upstream) -> tuple[Drained, Drained]:
     async with stage(log=given.log, changed=_settings(given, upstream)) as place, crew(place) as ours:
         key = await place.new_key()
         api = await ours.http(place.settings.http.port)
-        started = [api, await ours.sweeper(), await ours.worker("gpu")]
+        started = [api, await ours.sweeper(), await ours.worker(given.backend)]
         await asyncio.gather(*(each.ready() for each in started))
         first = await _drain(place, key, given, upstream, bodies(given.first, seed=1))
         await asyncio.sleep(BURST_S + 1)
-        many = await _drain(place, key, given, upstream, bodies(given.jobs, seed=2))
+        wanted = documents(given.jobs) if given.backend == "bedrock" else bodies(given.jobs, seed=2)
+        many = await _drain(place, key, given, upstream, wanted)
     return first, many
 
 
 async def _drain(
-    place: Stage, key: str, given: argparse.Namespace, upstream: Running, jobs: Sequence[dict[str, object]]
+    place: Stage, key: str, given: argparse.Namespace, upstream: Upstream, jobs: Sequence[dict[str, object]]
 ) -> Drained:
     await asyncio.to_thread(upstream.fresh)
     began = time.time()
@@ -120,7 +197,7 @@ async def _submit(place: Stage, key: str, jobs: Sequence[dict[str, object]]) -> 
     return ids
 
 
-async def _directly(given: argparse.Namespace, upstream: Running) -> Drained:
+async def _directly(given: argparse.Namespace, upstream: Upstream) -> Drained:
     """As most programs do it: so many at a time, each with the SDK's own retries."""
     await asyncio.to_thread(upstream.fresh)
     waiting = iter(bodies(given.jobs, seed=2))
@@ -160,12 +237,26 @@ def _body(number: int, draw: random.Random) -> dict[str, object]:
     }
 
 
+def documents(count: int) -> list[dict[str, object]]:
+    """Of twenty pages each, as many tokens."""
+    text = (FILLER * (PDF_TOKENS * CHARACTERS_PER_TOKEN // len(FILLER) + 1))[: PDF_TOKENS * CHARACTERS_PER_TOKEN - 40]
+    return [
+        {
+            "model": "light",
+            "messages": [{"role": "user", "content": f"n={number} out={PDF_OUTPUT} ms=500 {text}"}],
+            "max_tokens": 2 * PDF_OUTPUT,
+        }
+        for number in range(count)
+    ]
+
+
 def _tokens(body: Mapping[str, object]) -> int:
     return len(json.dumps(body)) // CHARACTERS_PER_TOKEN + 200  # only for how long to be patient
 
 
 def _drained(given: argparse.Namespace, jobs: int, succeeded: int, seconds: float, seen: Sequence[Call]) -> Drained:
-    tokens = sum(call.prompt + call.output for call in seen if call.state == "answered")
+    burndown = BURNDOWN if given.backend == "bedrock" else 1.0
+    tokens = sum(call.prompt + int(call.output * burndown) for call in seen if call.state == "answered")
     minimum = _least(given, sum(call.state == "answered" for call in seen), tokens)
     return Drained(
         jobs=jobs,
@@ -183,12 +274,19 @@ def _least(given: argparse.Namespace, requests: int, tokens: int) -> float:
     return max(0.0, *(amount * 60 / per_minute - BURST_S for amount, per_minute in wanted))
 
 
-def _settings(given: argparse.Namespace, upstream: Running) -> dict[str, object]:
-    limits = {"requests_per_minute": given.rpm, "tokens_per_minute": given.tpm, "burst_s": BURST_S}
+def _settings(given: argparse.Namespace, upstream: Upstream) -> dict[str, object]:
+    limits: dict[str, object] = {
+        "requests_per_minute": given.rpm,
+        "tokens_per_minute": given.tpm,
+        "burst_s": BURST_S,
+    }
+    where: dict[str, object] = {"backend": "gpu", "url": f"{upstream.url}/v1", "model": "any"}
+    if given.backend == "bedrock":
+        limits |= {"output_burndown": BURNDOWN, "cache_reads_count": False}
+        place = {"region": "us-east-1", "aws_url": upstream.url}
+        where = {"backend": "bedrock", "model": MODEL, "bedrock": place, "window": 200_000}
     deployment = {
-        "backend": "gpu",
-        "url": f"{upstream.url}/v1",
-        "model": "any",
+        **where,
         "tier": "light",
         "max_output": 2000,
         "limits": {**limits, "concurrency": AT_ONCE},
@@ -218,14 +316,20 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.drain", description=__doc__.splitlines()[0] if __doc__ else ""
     )
+    parser.add_argument("--backend", choices=("gpu", "bedrock"), default="gpu")
     parser.add_argument("--first", type=int, default=300, help="jobs of the small backlog")
-    parser.add_argument("--jobs", type=int, default=2000)
-    parser.add_argument("--rpm", type=float, default=600.0)
-    parser.add_argument("--tpm", type=float, default=500_000.0)
+    parser.add_argument("--jobs", type=int, help="of the large one; 2000, or 600 with bedrock")
+    parser.add_argument("--rpm", type=float, help="600, or 6000 with bedrock")
+    parser.add_argument("--tpm", type=float, help="500,000, or 24 millions with bedrock")
     parser.add_argument("--service-ms", type=float, default=0.0, help="how long the provider takes for a call")
     parser.add_argument("--log", choices=("kafka", "streams"), default="streams")
     parser.add_argument("--no-direct", action="store_true", help="without the direct calls")
-    return parser.parse_args()
+    given = parser.parse_args()
+    of_backend = (600, 6000.0, 24_000_000.0) if given.backend == "bedrock" else (2000, 600.0, 500_000.0)
+    for name, value in zip(("jobs", "rpm", "tpm"), of_backend, strict=True):
+        if getattr(given, name) is None:
+            setattr(given, name, value)
+    return given
 
 
 if __name__ == "__main__":

@@ -21,8 +21,10 @@ from rich.table import Table
 
 from gateway import (
     cli_batches,
+    cli_bedrock,
     cli_dlq,
     cli_fleet,
+    cli_plan,
     cli_router,
     cli_sagemaker,
     cli_shipments,
@@ -165,7 +167,7 @@ def serve_sweeper(config: ConfigOption = None, until_stdin_closes: StdinOption =
 @app.command("check")
 def check_command(
     backend: Annotated[
-        Literal["sagemaker"] | None, typer.Option(help="Look at what its deployments name as well, at AWS.")
+        Literal["bedrock", "sagemaker"] | None, typer.Option(help="Look at what its deployments name as well, at AWS.")
     ] = None,
     config: ConfigOption = None,
 ) -> None:
@@ -173,7 +175,7 @@ def check_command(
     settings = _load(config, _environ(None))
     findings = check(settings)
     if backend is not None:
-        findings += _findings_at_aws(settings)
+        findings += _findings_at_aws(settings, backend)
     for finding in findings:
         out.print(str(finding), style="red" if finding.level is Level.ERROR else "yellow", soft_wrap=True, markup=False)
     errors = sum(finding.level is Level.ERROR for finding in findings)
@@ -183,6 +185,31 @@ def check_command(
         f"The settings are good: {len(settings.tenants)} tenants, {len(settings.deployments)} deployments, "
         f"{len(findings)} warnings."
     )
+
+
+@app.command("plan")
+def plan_command(
+    deployment: Annotated[str | None, typer.Argument(help="One of the settings'; all when it is not there.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.01, help="How long a call takes; typical_s, or 10.")] = None,
+    input_tokens: Annotated[int | None, typer.Option(min=0, help="Of a prompt; 1000.")] = None,
+    output_tokens: Annotated[int | None, typer.Option(min=1, help="What is reserved for output; max_output.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a deployment.")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """How many calls at once the rates of a deployment carry, and the chain of its time-outs."""
+    settings = _load(config, _environ(None))
+    try:
+        found = cli_plan.plans(
+            settings, deployment, seconds=seconds, input_tokens=input_tokens, output_tokens=output_tokens
+        )
+    except SettingsError as error:
+        _fail(str(error))
+    if as_json:
+        for each in found:
+            out.print_json(json.dumps(each.values()), indent=None)
+        return
+    for each in found:
+        out.print("\n".join(cli_plan.lines(each)), soft_wrap=True, markup=False)
 
 
 @app.command("topics")
@@ -340,8 +367,10 @@ def version_command() -> None:
     out.print(installed_version("pointsman"))
 
 
-def _findings_at_aws(settings: Settings) -> list[Finding]:
+def _findings_at_aws(settings: Settings, backend: Literal["bedrock", "sagemaker"]) -> list[Finding]:
     try:
+        if backend == "bedrock":
+            return asyncio.run(cli_bedrock.findings(settings))
         return list(cli_sagemaker.findings(settings))
     except SettingsError as error:
         _fail(str(error))

@@ -429,7 +429,7 @@ async def open_backend(core: Core, name: str, registry: CollectorRegistry) -> As
 
             yield EchoBackend()
         case "sagemaker":
-            with _with_boto3():
+            with _with_extra("sagemaker"):
                 from consumers.backend_sagemaker import SageMakerBackend
             from consumers.sagemaker_meters import SageMakerMeters
 
@@ -437,13 +437,24 @@ async def open_backend(core: Core, name: str, registry: CollectorRegistry) -> As
             async with opening as taking:
                 yield taking
         case "bedrock":
-            from consumers.backend_bedrock import BedrockBackend
+            with _with_extra("bedrock"):
+                from consumers.backend_bedrock import BedrockBackend
 
             theirs = {each.name: each for each in core.deployments.values() if each.backend == name}
             async with BedrockBackend.open(theirs) as calling, _shipping(core, calling, theirs) as shipping:
                 yield shipping
         case _:
-            raise SettingsError(f"there is no backend {name!r} in this version; there are gpu, sagemaker and echo")
+            raise SettingsError(f"there is no backend {name!r} here; there are gpu, bedrock, sagemaker and echo")
+
+
+async def bedrock_troubles(deployments: dict[str, Deployment]) -> list[tuple[str, str]]:
+    """What is wrong with models of Bedrock, by deployment: one call to each. Raises `SettingsError` without litellm."""
+    with _with_extra("bedrock"):
+        from consumers.backend_bedrock import BedrockBackend
+
+    async with BedrockBackend.open(deployments) as backend:
+        found = [(name, await backend.ping(each)) for name, each in deployments.items()]
+    return [(name, trouble) for name, trouble in found if trouble is not None]
 
 
 @asynccontextmanager
@@ -462,7 +473,7 @@ async def _shipping(core: Core, live: "Backend", theirs: Mapping[str, Deployment
 
 def preflight(deployment: Deployment, place: SageMaker) -> "Preflight":
     """Looks at one SageMaker endpoint."""
-    with _with_boto3():
+    with _with_extra("sagemaker"):
         from consumers.sagemaker_clients import AwsClients
         from consumers.sagemaker_preflight import Preflight
 
@@ -471,7 +482,7 @@ def preflight(deployment: Deployment, place: SageMaker) -> "Preflight":
 
 def apply_scaling(plan: "Scaling", place: SageMaker) -> None:
     """Tell AWS how an endpoint scales. Raises `SettingsError` where it refuses."""
-    with _with_boto3():
+    with _with_extra("sagemaker"):
         from consumers.sagemaker_clients import AwsClients, AwsError
         from consumers.sagemaker_scaler import apply
 
@@ -482,12 +493,12 @@ def apply_scaling(plan: "Scaling", place: SageMaker) -> None:
 
 
 @contextmanager
-def _with_boto3() -> Iterator[None]:
+def _with_extra(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
         raise SettingsError(
-            f"SageMaker needs {error.name}, which is not here: pip install 'pointsman[sagemaker]'"
+            f"the backend {name} needs {error.name}, which is not here: pip install 'pointsman[{name}]'"
         ) from error
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from policies.bucket import Limit
+from policies.deployments import Limits
 
 NEWEST = 0.1  # how much the newest call counts
 
@@ -28,6 +29,28 @@ def places(usual: Usual, requests: Limit | None, tokens: Limit | None) -> float 
     if tokens is not None and usual.tokens > 0:
         rates.append(tokens.rate / usual.tokens)
     return min(rates) * usual.seconds if rates else None
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """Calls that run at once when they begin as fast as each rate allows. None: that rate has no limit."""
+
+    by_requests: float | None
+    by_tokens: float | None
+
+    @property
+    def most(self) -> float | None:
+        """The smaller of the two."""
+        return min((each for each in (self.by_requests, self.by_tokens) if each is not None), default=None)
+
+
+def concurrency(limits: Limits, *, seconds: float, reserved: int) -> Concurrency:
+    """Of calls that take so long and for which so many tokens are reserved: input, and all that may be put out."""
+    requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
+    return Concurrency(
+        None if requests is None else requests * seconds / 60,
+        None if tokens is None else tokens * seconds / (60 * max(1, reserved)),
+    )
 
 
 def _moved(average: float | None, newest: float) -> float:

@@ -58,6 +58,7 @@ PATH = re.compile(r"^/model/(.+)/(converse|converse-stream)$")
 SERVICE = Session().get_service_model("bedrock-runtime")
 ENCODER = EventStreamEncoder()
 RECORDS = 20_000
+LONGEST_KEPT = 2000  # characters of one text
 SERVER_S = 600.0
 CHARACTERS_PER_TOKEN = 4
 STATUS = {
@@ -198,7 +199,7 @@ class Bedrock:
             if "AWS4-HMAC-SHA256" not in environ.get("HTTP_AUTHORIZATION", ""):
                 raise Refused("MissingAuthenticationTokenException", "Missing Authentication Token")
             asked = _parsed(body)
-            call.request = _without_bytes(asked)
+            call.request = _shortened(asked)
             pieces = self._answer(call, asked)
             if found[2] == "converse-stream":
                 first = next(pieces)  # what is refused is refused before any frame
@@ -238,7 +239,7 @@ class Bedrock:
                     knobs.errors -= 1
                 raise Refused(knobs.error, knobs.error_message)
         most = asked.get("inferenceConfig", {}).get("maxTokens", knobs.most_output)
-        call.input = ceil(len(json.dumps(asked["messages"])) / CHARACTERS_PER_TOKEN)
+        call.input = ceil(sum(map(_letters, asked["messages"])) / CHARACTERS_PER_TOKEN)
         _admit(model, call.input + most)
         return _converse(model, call, asked, most)
 
@@ -400,13 +401,18 @@ def _parsed(body: bytes) -> dict[str, Any]:
     return asked
 
 
-def _without_bytes(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
+    """For the record: what is long is told by its length."""
     if isinstance(value, dict):
-        return {
-            key: f"{len(each)} characters" if key == "bytes" and isinstance(each, str) else _without_bytes(each)
-            for key, each in value.items()
-        }
-    return [_without_bytes(each) for each in value] if isinstance(value, list) else value
+        return {key: _shortened(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_shortened(each) for each in value]
+    return f"{len(value)} characters" if isinstance(value, str) and len(value) > LONGEST_KEPT else value
+
+
+def _letters(message: Mapping[str, Any]) -> int:
+    """How much text it has."""
+    return sum(len(block.get("text", "")) for block in message["content"])
 
 
 def _openai(asked: Mapping[str, Any], most: int) -> dict[str, Any]:
