@@ -12,7 +12,8 @@ from gateway.reading import BODY_TOTAL_S, Held
 from router import forms
 
 LONGEST_NAME = 255  # characters
-_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(\[[A-Za-z0-9_.-]{0,64}\])?")
+NAME = "[A-Za-z0-9_.-]"  # characters of a name in brackets
+_FIELD = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,63}}(\[{NAME}{{0,64}}\])?")
 _NUMBER = re.compile(r"-?\d{1,20}(\.\d{1,20})?")
 _FLAGS: Mapping[str, bool] = {"true": True, "false": False, "True": True, "False": False}
 FLAGS = ("async", "store", "stream")

@@ -44,7 +44,7 @@ def settings(folder: Path) -> dict[str, Any]:
                 "backend": "echo",
                 "model": "echo",
                 "tier": tier,
-                "window": 65536,
+                "window": 4_000_000,
                 "modalities": [str(each) for each in Modality],
             }
             for tier in ("light", "heavy")

@@ -195,6 +195,24 @@ BATCH = an_object(
     },
     open=False,
 )
+
+
+def _event(data: Schema, *names: str) -> Schema:
+    """A server-sent event: its fields, of which `data` is JSON."""
+    named = {"event": a_choice(names)} if names else {}
+    return an_object({**named, "data": {**TEXT, "contentMediaType": "application/json", "contentSchema": data}})
+
+
+_NUMBERED = an_object({"type": TEXT, "sequence_number": COUNT})
+_ENDS = [state for state in render.STATES.values() if state not in ("queued", "in_progress")]
+CHAT_EVENT = {**_event(AN_OBJECT), "description": "A chunk of the completion, at last [DONE]; or an error."}
+RESPONSE_EVENT = {**_event(_NUMBERED), "description": "An event of OpenAI's Responses API."}
+JOB_EVENT = _event(
+    any_of(_NUMBERED, ref("Error")),
+    *(f"job.{name}" for name in ("queued", "in_progress", "chunk", *dict.fromkeys(_ENDS))),
+    "error",
+)
+BATCH_EVENT = _event(any_of(_NUMBERED, ref("Error")), *(f"batch.{state}" for state in BatchState), "error")
 MODEL = an_object({"id": TEXT, "object": {"const": "model"}, "created": WHOLE, "owned_by": TEXT})
 
 SCHEMAS = {
@@ -217,6 +235,10 @@ SCHEMAS = {
     "DeletedFile": _deleted("file", render.FILE),
     "Batch": BATCH,
     "BatchPage": _page("Batch"),
+    "ChatEvent": CHAT_EVENT,
+    "ResponseEvent": RESPONSE_EVENT,
+    "JobEvent": JOB_EVENT,
+    "BatchEvent": BATCH_EVENT,
     "Model": MODEL,
     "ModelPage": an_object({"object": {"const": "list"}, "data": a_list(ref("Model"))}),
     "Health": an_object({"status": {"const": "ok"}}, open=False),

@@ -14,7 +14,6 @@ from tools.openapi.shapes import ULID, Schema, a_choice, an_integer, ref
 JSON, EVENTS, FORM = "application/json", "text/event-stream", "multipart/form-data"
 TEXT = {"type": "string"}
 BINARY: Schema = {}
-EVENT_STREAM = {**TEXT, "description": "Server-sent events."}
 
 Operation = dict[str, Any]
 
@@ -48,7 +47,7 @@ def _paths() -> dict[str, dict[str, Operation]]:
                 "createChatCompletion",
                 "A chat completion: waits for it, streams it, or leaves with the job.",
                 _json("ChatRequest"),
-                _ok(_json("ChatCompletion") | {EVENTS: {"schema": EVENT_STREAM}}, links=_to_id("getChatCompletion")),
+                _ok(_json("ChatCompletion") | _events("ChatEvent"), links=_to_id("getChatCompletion")),
             )
         },
         "/v1/chat/completions/{id}": {
@@ -65,7 +64,7 @@ def _paths() -> dict[str, dict[str, Operation]]:
                 "createResponse",
                 "A Response: waits for it, streams it, or with background comes back for it.",
                 _json("ResponseRequest"),
-                _ok(_json("Response") | {EVENTS: {"schema": EVENT_STREAM}}, links=_to_id(*OF_RESPONSES)),
+                _ok(_json("Response") | _events("ResponseEvent"), links=_to_id(*OF_RESPONSES)),
             )
         },
         "/v1/responses/{id}": {
@@ -73,7 +72,7 @@ def _paths() -> dict[str, dict[str, Operation]]:
                 "getResponse",
                 "The Response as it is, or its events.",
                 JOB_ID,
-                _ok(_json("Response") | {EVENTS: {"schema": EVENT_STREAM}}),
+                _ok(_json("Response") | _events("ResponseEvent")),
                 _query("stream", a_choice(("true", "false"))),
                 _query("starting_after", an_integer(0, responses.LARGEST_NUMBER), "Only events after this number."),
             ),
@@ -137,7 +136,7 @@ def _paths() -> dict[str, dict[str, Operation]]:
         },
         "/v1/jobs/{id}/cancel": {"post": _reads("cancelJob", "Ends it; safe to repeat.", JOB_ID, _ok(_json("Job")))},
         "/v1/jobs/{id}/events": {
-            "get": _reads("followJob", "What happens to it.", JOB_ID, _ok({EVENTS: {"schema": EVENT_STREAM}}), *RESUMED)
+            "get": _reads("followJob", "What happens to it.", JOB_ID, _ok(_events("JobEvent")), *RESUMED)
         },
         "/v1/jobs/{id}/outcome": {
             "post": _reads(
@@ -197,9 +196,7 @@ def _paths() -> dict[str, dict[str, Operation]]:
             "post": _reads("cancelBatch", "Ends it; what is done is kept.", BATCH_ID, _ok(_json("Batch")))
         },
         "/v1/batches/{id}/events": {
-            "get": _reads(
-                "followBatch", "What happens to it.", BATCH_ID, _ok({EVENTS: {"schema": EVENT_STREAM}}), *RESUMED
-            )
+            "get": _reads("followBatch", "What happens to it.", BATCH_ID, _ok(_events("BatchEvent")), *RESUMED)
         },
         "/healthz": {"get": _open("health", "Whether the process answers.", {"200": _ok(_json("Health"))})},
         "/readyz": {
@@ -282,6 +279,11 @@ OF_MAKERS = (
 
 def _json(name: str) -> Schema:
     return {JSON: {"schema": ref(name)}}
+
+
+def _events(name: str) -> Schema:
+    """The schema is that of each event."""
+    return {EVENTS: {"schema": ref(name)}}
 
 
 def _headers(*names: str) -> Schema:

@@ -1,13 +1,12 @@
 """What each endpoint takes. Bounds are those of the parsers; a test tries every one of them on both sides."""
 
-from gateway import asked, openai, openai_media, openai_responses
+from gateway import asked, openai, openai_media, openai_responses, upload
 from gateway.endpoints import batches, files
 from gateway.fields import MAX_NAME
 from gateway.parsers import PARSERS
 from router.responses import LOGPROBS
 from tools.openapi.shapes import (
     AN_OBJECT,
-    ANYTHING,
     FLAG,
     NOTHING,
     Schema,
@@ -259,6 +258,7 @@ SPEECH = an_object(
         "speed": a_number(0.25, 4),
     },
 )
+_METADATA = rf"^metadata\[{upload.NAME}{{1,{asked.METADATA_KEY}}}\]$"
 _FORM_FLAG = a_choice(("true", "false"))
 TRANSCRIPTION: Schema = {
     "type": "object",
@@ -277,9 +277,9 @@ TRANSCRIPTION: Schema = {
         "async": _FORM_FLAG,
         "store": _FORM_FLAG,
         "service_tier": a_choice(asked.CLASSES),
-        **{f"pointsman[{name}]": ANYTHING for name in asked.WISHES},
+        **{f"pointsman[{name}]": wish["anyOf"][0] for name, wish in WISHES["properties"].items()},
     },
-    "patternProperties": {r"^metadata\[.+\]$": a_text(asked.METADATA_VALUE, least=0)},
+    "patternProperties": {_METADATA: a_text(asked.METADATA_VALUE, least=0)},
 }
 
 # Files and batches
@@ -292,6 +292,10 @@ FILE: Schema = {
         "purpose": a_choice(files.UPLOADED),
         "expires_after[anchor]": a_choice(("created_at",)),
         "expires_after[seconds]": an_integer(files.SHORTEST_S, files.LONGEST_S),
+    },
+    "dependentRequired": {
+        "expires_after[anchor]": ["expires_after[seconds]"],
+        "expires_after[seconds]": ["expires_after[anchor]"],
     },
 }
 _HOURS = batches.LONGEST_WINDOW_H

@@ -7,7 +7,6 @@ Schema = dict[str, Any]
 
 FLAG: Schema = {"type": "boolean"}
 NOTHING: Schema = {"type": "null"}
-ANYTHING: Schema = {}
 AN_OBJECT: Schema = {"type": "object"}
 ULID = "[0-7][0-9A-HJKMNP-TV-Z]{25}"
 
