@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import structlog
@@ -29,6 +30,7 @@ from prometheus_client import CollectorRegistry
 
 from consumers.backend import Answer, BackendError, Late, Notice, OnChunk, Pending, SoFar, Submitted
 from consumers.sagemaker_clients import THREADS, AwsClients
+from consumers.sagemaker_instances import LOOKED_AT_EVERY, SEEN_EVERY_S, Instances
 from consumers.sagemaker_meters import Result, SageMakerMeters
 from consumers.sagemaker_notices import CallName, Ending, Told, is_canary, mark, read
 from consumers.sagemaker_patience import OpenCalls, Waits, longest, next_look
@@ -79,7 +81,9 @@ class SageMakerBackend:
         deployments: Mapping[str, Deployment],
         tenants: Sequence[str],
         meters: SageMakerMeters,
+        instances: Mapping[str, Instances],
     ) -> None:
+        self._instances = instances
         self._meters = meters
         self._open = OpenCalls()
         self._threads = threads
@@ -94,13 +98,17 @@ class SageMakerBackend:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, deployments: Mapping[str, Deployment], tenants: Sequence[str], meters: SageMakerMeters | None = None
+        cls,
+        deployments: Mapping[str, Deployment],
+        tenants: Sequence[str],
+        meters: SageMakerMeters | None = None,
+        instances: Mapping[str, Instances] = MappingProxyType({}),
     ) -> AsyncGenerator["SageMakerBackend"]:
-        """For these deployments; messages are about jobs of these tenants."""
+        """For these deployments; messages are about jobs of these tenants. `instances` have a price."""
         ours = {name: each for name, each in deployments.items() if each.sagemaker is not None}
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="sagemaker")
         try:
-            yield cls(threads, ours, tenants, meters or SageMakerMeters(CollectorRegistry()))
+            yield cls(threads, ours, tenants, meters or SageMakerMeters(CollectorRegistry()), instances)
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -111,8 +119,14 @@ class SageMakerBackend:
         place = _place(deployment)
         body = request(job, deployment, place)
         if place.is_realtime:
-            return await self._invoke(job, deployment, place, body)
-        return await self._submit(job, deployment, place, body, attempt)
+            await self._begun(job, deployment, attempt)
+            try:
+                return await self._invoke(job, deployment, place, body)
+            finally:
+                await self._ended(job, deployment, attempt)
+        taken = await self._submit(job, deployment, place, body, attempt)
+        await self._begun(job, deployment, attempt)
+        return taken
 
     async def recover(self, job: Job, deployment: Deployment, *, attempt: int) -> Submitted | None:
         """The call of an attempt whose process died in it: taken or not, its result would lie in a known place."""
@@ -120,10 +134,31 @@ class SageMakerBackend:
         if place.is_realtime:
             return None
         reference = await self._predicted(job, deployment, place, attempt)
+        await self._begun(job, deployment, attempt)
         return Submitted(str(reference), next_look(0.0, has_messages=False)) if reference.output_at else None
+
+    async def _begun(self, job: Job, deployment: Deployment, attempt: int) -> None:
+        if deployment.name in self._instances:
+            await self._instances[deployment.name].begun(f"{job.id}.{attempt}", job.tenant)
+
+    async def _ended(self, job: Job, deployment: Deployment, attempt: int, usage: Usage | None = None) -> None:
+        if deployment.name in self._instances:
+            tokens = 0 if usage is None else usage.total
+            await self._instances[deployment.name].ended(f"{job.id}.{attempt}", tokens)
 
     async def collect(self, job: Job, deployment: Deployment, reference: str, *, attempt: int) -> Answer | Pending:
         """From the message where one came, else from where the result would lie."""
+        try:
+            got = await self._collect(job, deployment, reference)
+        except BackendError as error:
+            if error.failure is not Failure.UNAVAILABLE:  # then it could be asked
+                await self._ended(job, deployment, attempt, error.usage)
+            raise
+        if isinstance(got, Answer):
+            await self._ended(job, deployment, attempt, got.usage)
+        return got
+
+    async def _collect(self, job: Job, deployment: Deployment, reference: str) -> Answer | Pending:
         known, place = Reference.parse(reference), _place(deployment)
         told = self._told.pop(known.call, None)
         self._open.forget(deployment.name, known.call)
@@ -159,14 +194,14 @@ class SageMakerBackend:
 
     async def abandon(self, job: Job, deployment: Deployment, reference: str) -> None:
         """The service cannot take a call back; what it still answers is late."""
+        call = CallName.parse(Reference.parse(reference).call)
+        if call is not None:
+            await self._ended(job, deployment, call.attempt)
 
     async def ping(self, deployment: Deployment) -> str | None:
         """Whether the endpoint is there and in service."""
-        place = _place(deployment)
         try:
-            found = await self._aws(
-                self._clients.of(place, "sagemaker").describe_endpoint, EndpointName=deployment.model
-            )
+            found = await self._described(deployment)
         except BackendError as error:
             return f"{deployment.model}: {error.detail}"
         status = found["EndpointStatus"]
@@ -209,7 +244,27 @@ class SageMakerBackend:
             return Late(deployment, error.usage)
 
     async def watch(self) -> None:
-        """The endpoints' own figures, once a minute."""
+        """The endpoints' own figures and their instances, once a minute."""
+        await asyncio.gather(self._watch_figures(), self._watch_instances())
+
+    async def _watch_instances(self) -> None:
+        while self._instances:
+            for name, instances in self._instances.items():
+                try:
+                    await instances.looked(await self._described(self._deployments[name]))
+                except BackendError as error:
+                    log.warning("instances_not_seen", deployment=name, code=error.code)
+            for _ in range(LOOKED_AT_EVERY):
+                await asyncio.sleep(SEEN_EVERY_S)
+                for instances in self._instances.values():
+                    await instances.seen()
+
+    async def _described(self, deployment: Deployment) -> Mapping[str, Any]:
+        control = self._clients.of(_place(deployment), "sagemaker")
+        described: Mapping[str, Any] = await self._aws(control.describe_endpoint, EndpointName=deployment.model)
+        return described
+
+    async def _watch_figures(self) -> None:
         ours = [(each, each.sagemaker) for each in self._deployments.values() if each.sagemaker]
         watches = [self._watch(deployment, place) for deployment, place in ours if not place.is_realtime]
         while True:
@@ -222,10 +277,10 @@ class SageMakerBackend:
 
     def _watch(self, deployment: Deployment, place: SageMaker) -> Watch:
         self._meters.oldest(deployment.name, partial(self._open.oldest, deployment.name))
-        control, cloudwatch = self._clients.of(place, "sagemaker"), self._clients.of(place, "cloudwatch")
+        cloudwatch = self._clients.of(place, "cloudwatch")
 
         async def variants() -> list[str]:
-            found = await self._aws(control.describe_endpoint, EndpointName=deployment.model)
+            found = await self._described(deployment)
             return [each["VariantName"] for each in found.get("ProductionVariants", [])]
 
         ask = partial(self._aws, cloudwatch.get_metric_statistics)

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from gateway.settings_section import Section
-from gateway.settings_values import ServerUrl, Whole
+from gateway.settings_values import Dollars, ServerUrl, Whole
 from policies.deployments import PayloadFormat, SageMaker
 
 Region = Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")]
@@ -25,6 +25,7 @@ class SageMakerSettings(Section):
     request_ttl_s: Whole = Field(default=21_600, ge=60, le=21_600)
     invocation_timeout_s: Whole = Field(default=900, ge=1, le=3_600)
     realtime: bool = False
+    usd_per_hour: Dollars | None = None
     aws_url: ServerUrl = Field(default="", max_length=2000)
 
     @model_validator(mode="after")
@@ -44,5 +45,6 @@ class SageMakerSettings(Section):
             request_ttl_s=self.request_ttl_s,
             invocation_timeout_s=self.invocation_timeout_s,
             is_realtime=self.realtime,
+            usd_per_hour=self.usd_per_hour,
             aws_url=self.aws_url,
         )

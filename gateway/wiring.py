@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it count
     from consumers.collector import Collector
     from consumers.rebuilder import Rebuilder
     from consumers.retrier import Retrier
+    from consumers.sagemaker_instances import Instances
     from consumers.sagemaker_preflight import Preflight
     from consumers.sagemaker_scaling import Scaling
     from consumers.sweeper import Sweeper
@@ -412,16 +413,12 @@ async def open_backend(core: Core, name: str, registry: CollectorRegistry) -> As
             secrets = {deployment: settings.secret_for(deployment) for deployment in settings.deployments}
             scripts, meters = Scripts(core.redis), FleetMeters(registry)
             ours = [each for each in core.deployments.values() if each.backend == name]
-
-            async def append(id: str, record: str) -> None:
-                await core.log.append(topics.CHARGES, Record(record.encode(), {"version": "1", "id": id}))
-
             async with GpuBackend.open(
                 secrets,
                 places=Places(scripts, hold_s=settings.worker.lease_s * 2),
                 deployments=ours,
                 meters=meters,
-                bills=MachineBills(scripts, append, meters),
+                bills=MachineBills(scripts, partial(_append_bill, core), meters),
             ) as backend:
                 yield backend
         case "echo":
@@ -433,8 +430,9 @@ async def open_backend(core: Core, name: str, registry: CollectorRegistry) -> As
                 from consumers.backend_sagemaker import SageMakerBackend
             from consumers.sagemaker_meters import SageMakerMeters
 
-            opening = SageMakerBackend.open(core.deployments, tuple(core.tenants), SageMakerMeters(registry))
-            async with opening as taking:
+            sagemaker = SageMakerMeters(registry)
+            instances = _instances(core, registry)
+            async with SageMakerBackend.open(core.deployments, tuple(core.tenants), sagemaker, instances) as taking:
                 yield taking
         case "bedrock":
             with _with_extra("bedrock"):
@@ -469,6 +467,29 @@ async def _shipping(core: Core, live: "Backend", theirs: Mapping[str, Deployment
     asked = AskedJobs(core.board, core.payloads)
     async with ShippingBackend.open(live, core.scripts, asked, theirs) as backend:
         yield backend
+
+
+async def _append_bill(core: Core, id: str, record: str) -> None:
+    await core.log.append(topics.CHARGES, Record(record.encode(), {"version": "1", "id": id}))
+
+
+def _instances(core: Core, registry: CollectorRegistry) -> "dict[str, Instances]":
+    """Of the SageMaker deployments whose instances have a price."""
+    from consumers.fleet_meters import FleetMeters
+    from consumers.machine_bills import MachineBills
+    from consumers.places import Places
+    from consumers.sagemaker_instances import Instances
+    from consumers.sagemaker_patience import longest
+
+    scripts = Scripts(core.redis)
+    bills = MachineBills(scripts, partial(_append_bill, core), FleetMeters(registry))
+    found = {}
+    for name, deployment in core.deployments.items():
+        place = deployment.sagemaker
+        if place is not None and place.usd_per_hour is not None:
+            places = Places(scripts, hold_s=longest(place, is_sure=True, others=None))
+            found[name] = Instances(name, place.usd_per_hour, places, bills)
+    return found
 
 
 def preflight(deployment: Deployment, place: SageMaker) -> "Preflight":

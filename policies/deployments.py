@@ -113,6 +113,7 @@ class SageMaker:
     request_ttl_s: int = 21_600
     invocation_timeout_s: int = 900
     is_realtime: bool = False
+    usd_per_hour: Decimal | None = None  # of one instance
     aws_url: str = ""  # of a server that speaks AWS' protocols, in place of AWS
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,11 +17,15 @@ from redis.asyncio import Redis
 from consumers.backend import Answer, BackendError, SoFar, Submitted
 from consumers.backend_sagemaker import SageMakerBackend
 from consumers.collector import Collector
+from consumers.machine_bills import MachineBills
+from consumers.places import Places
 from consumers.retrier import Retrier
 from consumers.sagemaker_figures import NAMESPACE
+from consumers.sagemaker_instances import Instances
 from consumers.sagemaker_meters import SageMakerMeters
 from policies.deployments import SYNC_BYTES, Deployment
 from policies.retries import Failure
+from policies.scripts import Scripts
 from router import ledger, topics
 from router.job import Job, JobState
 from tests.aws import CREDENTIALS, AwsPlace
@@ -280,6 +285,45 @@ async def test_the_endpoint_s_own_figures_and_the_ways_of_results_are_metrics(pl
 
     assert await _says(registry, 'approximate_backlog_size{deployment="small"} 1.0')
     assert await _says(registry, 'results_total{deployment="small",how="found_late"} 1.0')
+
+
+async def test_the_endpoint_s_instances_are_billed_and_split_over_its_calls_to_the_last_picodollar(
+    place: Place, scripts: Scripts
+) -> None:
+    records: dict[str, dict[str, Any]] = {}
+
+    async def append(id: str, record: str) -> None:
+        records[id] = json.loads(record)
+
+    bills = MachineBills(scripts, append)
+    instances = Instances("small", Decimal("3.60"), Places(scripts, hold_s=100.0), bills)
+    bench, endpoint = place.bench, {"ProductionVariants": [{"CurrentInstanceCount": 1, "DesiredInstanceCount": 1}]}
+    opening = SageMakerBackend.open(bench.deployments, tuple(bench.tenants), None, {"small": instances})
+    async with opening as backend:
+        await instances.looked({"ProductionVariants": [{"CurrentInstanceCount": 0, "DesiredInstanceCount": 2}]})
+        await asyncio.sleep(1.1)  # bills are of a second at least
+        await instances.looked(endpoint)
+        jobs = [await bench.job(), await bench.job()]
+        taken = [await backend.call(job, place.deployment, attempt=1, on_chunk=None, so_far=SoFar()) for job in jobs]
+        await until(lambda: _is_over_there(place), within=LONG_S)
+        for job, each in zip(jobs, taken, strict=True):
+            assert isinstance(each, Submitted)
+            for _ in range(2):  # looked at again after a crash
+                assert isinstance(await backend.collect(job, place.deployment, each.reference, attempt=1), Answer)
+        await asyncio.sleep(1.1)
+        await instances.looked({"ProductionVariants": [{"CurrentInstanceCount": 0}]})
+
+    warm_up, busy = sorted(records.values(), key=lambda record: int(record["from_ms"]))
+    assert (warm_up["usd_per_hour"], busy["usd_per_hour"]) == ("7.2", "3.6")
+    assert warm_up["idle_usd"]["warm_up"] == warm_up["usd"] != "0"
+    assert {share["job"] for share in busy["shares"]} == {job.id for job in jobs}
+    assert warm_up["to_ms"] == busy["from_ms"]
+    for record in (warm_up, busy):
+        parts = [*(share["usd"] for share in record["shares"]), *record["idle_usd"].values()]
+        assert sum(map(Decimal, parts)) == Decimal(record["usd"])
+        milliseconds = record["to_ms"] - record["from_ms"]
+        assert Decimal(record["usd"]) == Decimal(record["usd_per_hour"]) * milliseconds / 3_600_000
+    assert Decimal(busy["idle_usd"]["gap"]) > 0
 
 
 async def test_an_unknown_endpoint_is_a_fault_of_the_settings(place: Place) -> None:

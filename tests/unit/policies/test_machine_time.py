@@ -50,6 +50,20 @@ def test_many_spans_cost_what_one_does(
     assert (total, carry, up_ms) == (whole.total, whole.carry, whole.up_ms)
 
 
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 8)), min_size=1, max_size=8), rates, call_lists())
+def test_instances_that_come_and_go_cost_their_number_times_their_time_exactly(
+    spans: list[tuple[int, int]], rate: Decimal, calls: list[Ran]
+) -> None:
+    at = carry = paid = owed = 0
+    for length, count in spans:
+        bill = split(rate * count, [(0, Phase.UP)], calls, since=at, until=at + length, carry=carry)
+        assert bill.busy + sum(bill.idle.values()) == bill.total
+        at, carry, paid = at + length, bill.carry, paid + bill.total
+        owed += pico(rate) * count * length
+
+    assert paid * MS_PER_HOUR + carry == owed
+
+
 @given(phase_lists, call_lists())
 def test_each_call_pays_for_no_more_than_the_time_it_was_there(
     phases: list[tuple[int, Phase]], calls: list[Ran]
