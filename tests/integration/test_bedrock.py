@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 from botocore.session import Session
+from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from redis.asyncio import Redis
 
@@ -395,6 +396,41 @@ async def test_without_a_profile_the_model_itself_is_called(place: Place) -> Non
 
     assert len(controlled(place.url, "bedrock/record", {"model": MODEL})) == 1
     assert place.record() == []
+
+
+async def invoked(place: Place, model: str, endpoint: str, **body: object) -> Answer:
+    controlled(place.url, "bedrock/model", {"model": model})
+    deployment = replace(place.with_place(profile="").deployment, model=model)
+    job = replace(a_job(), endpoint=endpoint, body=json.dumps(body).encode())
+    return await place.backend.call(job, deployment, attempt=1, on_chunk=None, so_far=SoFar())
+
+
+async def test_texts_are_embedded_one_vector_for_each(place: Place) -> None:
+    answer = await invoked(place, "amazon.titan-embed-text-v2:0", "/v1/embeddings", input=["four", "four more"])
+
+    whole = CreateEmbeddingResponse.model_validate_json(answer.body)
+    assert [each.index for each in whole.data] == [0, 1]
+    assert [len(each.embedding) for each in whole.data] == [1024, 1024]
+    assert whole.model == "light"
+    assert answer.usage.input == 4
+
+
+async def test_pictures_are_made(place: Place) -> None:
+    answer = await invoked(place, "amazon.nova-canvas-v1:0", "/v1/images/generations", prompt="A dot", n=2)
+
+    assert [each["b64_json"] for each in json.loads(answer.body)["data"]] == [PIXEL, PIXEL]
+    assert answer.usage.images == 2
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/embeddings", "/v1/images/generations"])
+async def test_an_error_of_a_call_that_does_not_stream_has_its_code_as_well(place: Place, endpoint: str) -> None:
+    model = "amazon.titan-embed-text-v2:0" if endpoint == "/v1/embeddings" else "amazon.nova-canvas-v1:0"
+    controlled(place.url, "bedrock/model", {"model": model, "error": "ThrottlingException", "errors": 1})
+
+    with pytest.raises(BackendError) as raised:
+        await invoked(place, model, endpoint, input=["four"], prompt="A dot")
+
+    assert (raised.value.failure, raised.value.code) == (Failure.THROTTLED, "ThrottlingException")
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """A DOUBLE of Bedrock's runtime on moto: Converse and ConverseStream in front of any OpenAI-compatible server.
 
+InvokeModel has the shapes of Titan's embeddings and Nova Canvas' pictures (user guide, model parameters), no models.
+
 | what | as the service does it (source) |
 |---|---|
 | a member that is not in botocore's model of the request, or of another type; a required one that is missing | \
@@ -54,10 +56,11 @@ from tests.doubles.aws.shapes import faults
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-PATH = re.compile(r"^/model/(.+)/(converse|converse-stream)$")
+PATH = re.compile(r"^/model/(.+)/(converse|converse-stream|invoke)$")
 SERVICE = Session().get_service_model("bedrock-runtime")
 ENCODER = EventStreamEncoder()
 RECORDS = 20_000
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
 LONGEST_KEPT = 2000  # characters of one text
 SERVER_S = 600.0
 CHARACTERS_PER_TOKEN = 4
@@ -198,8 +201,13 @@ class Bedrock:
         try:
             if "AWS4-HMAC-SHA256" not in environ.get("HTTP_AUTHORIZATION", ""):
                 raise Refused("MissingAuthenticationTokenException", "Missing Authentication Token")
-            asked = _parsed(body)
+            asked = json.loads(body) if found[2] == "invoke" else _parsed(body)
             call.request = _shortened(asked)
+            if found[2] == "invoke":
+                answer = self._invoked(call, asked)
+                call.outcome, call.ended = "answered", time.time()
+                start_response("200 OK", [("content-type", "application/json")])
+                return [json.dumps(answer).encode()]
             pieces = self._answer(call, asked)
             if found[2] == "converse-stream":
                 first = next(pieces)  # what is refused is refused before any frame
@@ -223,8 +231,27 @@ class Bedrock:
             )
             return [text]
 
+    def _invoked(self, call: Call, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Titan's embeddings, and Nova Canvas' pictures: without a model behind, by the length of what is asked."""
+        knobs = self._allowed(call).knobs
+        if "inputText" in asked:
+            text = asked["inputText"]
+            vector = [len(text) / 1000] * asked.get("dimensions", 1024)
+            return {"embedding": vector, "inputTextTokenCount": ceil(len(text) / CHARACTERS_PER_TOKEN)}
+        if "textToImageParams" in asked:
+            return {"images": [PIXEL] * asked.get("imageGenerationConfig", {}).get("numberOfImages", 1)}
+        raise Refused("ValidationException", f"the double has no such call for {knobs.model}")
+
     def _answer(self, call: Call, asked: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """The events of a stream: name and value."""
+        model = self._allowed(call)
+        most = asked.get("inferenceConfig", {}).get("maxTokens", model.knobs.most_output)
+        call.input = ceil(sum(map(_letters, asked["messages"])) / CHARACTERS_PER_TOKEN)
+        _admit(model, call.input + most)
+        return _converse(model, call, asked, most)
+
+    def _allowed(self, call: Call) -> Model:
+        """The model, unless its calls are refused."""
         if call.model.startswith("err."):
             raise Refused(call.model.removeprefix("err."), "the double was told to")
         model = self._models.get(call.model)
@@ -238,10 +265,7 @@ class Bedrock:
                 if knobs.errors is not None:
                     knobs.errors -= 1
                 raise Refused(knobs.error, knobs.error_message)
-        most = asked.get("inferenceConfig", {}).get("maxTokens", knobs.most_output)
-        call.input = ceil(sum(map(_letters, asked["messages"])) / CHARACTERS_PER_TOKEN)
-        _admit(model, call.input + most)
-        return _converse(model, call, asked, most)
+        return model
 
 
 def _admit(model: Model, tokens: int) -> None:
