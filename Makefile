@@ -33,7 +33,7 @@ help:
 demo: .venv-demo/.locked
 	@.venv-demo/bin/python examples/demo.py
 
-test: check .venv-media/.locked $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched)) $(if $(GO),.tools/compose-check)
+test: check .venv-media/.locked .venv-ministack/.locked $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched)) $(if $(GO),.tools/compose-check)
 	@$(BIN)/pytest
 
 unit: .venv/.locked
@@ -67,10 +67,11 @@ lock: $(if $(UV_FOUND),,.tools/uv/bin/uv)
 	@$(COMPILE) -c requirements/dev.txt --group build -o requirements/build.txt >/dev/null
 	@$(COMPILE) --no-deps requirements/model.in -o requirements/model.txt >/dev/null
 	@$(COMPILE) requirements/media.in -c requirements/dev.txt -o requirements/media.txt >/dev/null
+	@$(COMPILE) requirements/ministack.in -o requirements/ministack.txt >/dev/null
 	@$(COMPILE) requirements/uv.in -o requirements/uv.txt >/dev/null
 
 clean:
-	rm -rf .venv .venv-demo .venv-media .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf .venv .venv-demo .venv-media .venv-ministack .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment holds exactly what its lock files say, and the project itself in editable form, built with the
@@ -98,6 +99,13 @@ ENVIRONMENT = $(UV) --quiet venv --allow-existing --python $(PYTHON) $(1) && \
 	@echo 'installing .venv-media (250 MB are fetched the first time, most of it models)'
 	@$(UV) --quiet venv --allow-existing --python $(PYTHON) .venv-media
 	@$(INSTALL) sync --python .venv-media --require-hashes --no-build requirements/media.txt
+	@touch $@
+
+.venv-ministack/.locked: requirements/ministack.txt | $(if $(UV_FOUND),,.tools/uv/bin/uv)
+	@$(CHECK_PYTHON)
+	@echo 'installing .venv-ministack'
+	@$(UV) --quiet venv --allow-existing --python $(PYTHON) .venv-ministack
+	@$(INSTALL) sync --python .venv-ministack --require-hashes --no-build requirements/ministack.txt
 	@touch $@
 
 .tools/uv/bin/uv: requirements/uv.txt
