@@ -18,6 +18,7 @@ from consumers.backend import (
     Answer,
     Backend,
     BackendError,
+    Late,
     Notice,
     OnChunk,
     Pending,
@@ -168,6 +169,14 @@ class ShippingBackend:
         except BoardUnavailableError as error:
             raise BackendError(Failure.UNAVAILABLE, "the board did not answer", code="board_away") from error
         self._shipper.told.pop(record, None)
+
+    async def late(self, job: Job, notice: Notice) -> Late | None:
+        """By its record, whose answer nobody gets any more."""
+        name, record = notice.handle
+        told = self._shipper.told.get(record)
+        if told is None or told.output is None or told.output.error:
+            return None
+        return Late(self._shipper.deployment(name), bedrock_records.usage_of(told.output, job))
 
     def room(self, deployment: str, begun: int) -> int | None:
         """Of the live one."""

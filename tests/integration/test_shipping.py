@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 
 from consumers import shipper
 from consumers.asked_jobs import AskedJobs
+from consumers.backend import NoticingBackend, PlacedBackend, RecoveringBackend
 from consumers.backend_echo import EchoBackend
 from consumers.backend_shipping import ShippingBackend
 from consumers.collector import Collector
@@ -151,6 +152,15 @@ async def a_place(
     )
     async with a_bench(redis, folder, deployments=[deployment], tenants=[tenant or Tenant("acme")]) as bench:
         yield Place(bench, aws, role)
+
+
+async def test_it_is_all_that_workers_and_collectors_look_for(place: Place) -> None:
+    bench = place.bench
+    asked = AskedJobs(bench.board, bench.payloads)
+    async with ShippingBackend.open(EchoBackend(), bench.scripts, asked, bench.deployments) as backend:
+        assert isinstance(backend, NoticingBackend)
+        assert isinstance(backend, RecoveringBackend)
+        assert isinstance(backend, PlacedBackend)
 
 
 async def test_patient_jobs_go_out_as_one_batch_job_at_the_batch_price(place: Place) -> None:
