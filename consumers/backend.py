@@ -1,6 +1,6 @@
 """The port to what runs models: a job in, an answer or a named failure out."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -174,6 +174,10 @@ class WatchedBackend(Backend, Protocol):
 
     async def watch(self) -> None:
         """For ever: look there, and say aloud what is wrong."""
+        ...
+
+    def cold(self) -> Mapping[str, float]:
+        """Deployments of which nothing runs, and in how many seconds something does once a job is there."""
         ...
 
 

@@ -35,6 +35,7 @@ from consumers.sagemaker_meters import Result, SageMakerMeters
 from consumers.sagemaker_notices import CallName, Ending, Told, is_canary, mark, read
 from consumers.sagemaker_patience import OpenCalls, Waits, longest, next_look
 from consumers.sagemaker_payloads import JSON, LARGEST_ANSWER, answer, request
+from consumers.sagemaker_scaling import COLD_S
 from consumers.sagemaker_watch import EVERY_S, Watch
 from policies.deployments import SYNC_BYTES, Deployment, SageMaker
 from policies.pricing import Basis, Usage
@@ -86,6 +87,7 @@ class SageMakerBackend:
         self._instances = instances
         self._meters = meters
         self._open = OpenCalls()
+        self._has_none: dict[str, bool] = {}
         self._threads = threads
         self._deployments = deployments
         self._endpoints = {each.model for each in deployments.values()}
@@ -262,7 +264,13 @@ class SageMakerBackend:
     async def _described(self, deployment: Deployment) -> Mapping[str, Any]:
         control = self._clients.of(_place(deployment), "sagemaker")
         described: Mapping[str, Any] = await self._aws(control.describe_endpoint, EndpointName=deployment.model)
+        counts = [each.get("CurrentInstanceCount") for each in described.get("ProductionVariants", [])]
+        self._has_none[deployment.name] = bool(counts) and not any(count != 0 for count in counts)
         return described
+
+    def cold(self) -> Mapping[str, float]:
+        """The endpoints without an instance, as they were when they were looked at last."""
+        return {name: COLD_S for name, has_none in self._has_none.items() if has_none}
 
     async def _watch_figures(self) -> None:
         ours = [(each, each.sagemaker) for each in self._deployments.values() if each.sagemaker]

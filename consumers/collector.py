@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -18,11 +19,13 @@ from router import envelope, topics
 from router.board import Submission
 from router.job import Job
 from router.log import Log, LogUnavailableError, Record
+from router.queues import Queues, Told
 
 log = structlog.get_logger(__name__)
 
 AT_ONCE = 50  # of one tenant
 TENANTS_AT_ONCE = 8
+TELL_EVERY_S = 5.0
 DEAF_S = 5.0  # after a failure to listen
 OTHERS_S, LOOK_S = 5.0, 0.1  # for another collector that has the job
 
@@ -36,6 +39,7 @@ class Collector:
     backend: str
     tenants: Collection[str]
     every_s: float = 0.5
+    queues: Queues | None = None
     clock: Callable[[], float] = time.monotonic
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -47,6 +51,7 @@ class Collector:
                 keepers.append(beside.create_task(self._heed(self.attempt.backend)))
             if isinstance(self.attempt.backend, WatchedBackend):
                 keepers.append(beside.create_task(self.attempt.backend.watch()))
+                keepers.append(beside.create_task(self._tell(self.attempt.backend)))
             while not stop.is_set():
                 try:
                     await self.round()
@@ -79,6 +84,13 @@ class Collector:
         async with asyncio.TaskGroup() as tasks:
             for submission in due:
                 tasks.create_task(self._one(tenant, owner, submission))
+
+    async def _tell(self, backend: WatchedBackend) -> None:
+        """For ever: where nothing runs, for those who are asked when a job begins."""
+        while self.queues is not None:
+            with suppress(BoardUnavailableError):
+                await self.queues.tell(f"{self.attempt.wakeups.channel}|collector", Told(cold=backend.cold()))
+            await asyncio.sleep(TELL_EVERY_S)
 
     async def _heed(self, backend: NoticingBackend) -> None:
         """For ever: conclude what the backend says is over, and only then let it know that this was heard."""

@@ -12,6 +12,8 @@ from consumers.sagemaker_figures import NAMESPACE
 
 COUNT = "sagemaker:variant:DesiredInstanceCount"
 COMES_S = 300  # how long an instance takes to come, about: no second decision before it can have helped
+ALARM_S = 120  # two minutes in a row without capacity
+COLD_S = float(ALARM_S + COMES_S)  # from the first call to the first instance, about
 LONGER = 1.5  # of the longest run: what looks idle may still be at work
 
 
@@ -90,5 +92,5 @@ def reasons(plan: Scaling, *, invocation_timeout_s: int) -> tuple[str, ...]:
         f"Scale-out cool-down {COMES_S} s: about as long as an instance takes to come.",
         f"Scale-in cool-down {tracking['ScaleInCooldown']} s: longer than the longest run"
         f" ({invocation_timeout_s} s), as what looks idle may still be at work.",
-        "The wait for the first instance is two minutes of the alarm and the start of the instance.",
+        f"The wait for the first instance is {ALARM_S} s of the alarm and the instance's start, {COLD_S:.0f} s in all.",
     )

@@ -53,10 +53,15 @@ class Quotes:
 
     def of(self, view: JobView) -> Quote:
         """For this job, as it is."""
-        if self._at is None or view.state not in WAITING or self.clock() - self._at > KEPT_S:
+        if self._at is None or self.clock() - self._at > KEPT_S:
+            return NOTHING
+        cold = self._heard.cold_s(view.job.route.deployment)
+        now = self._heard.now + self.clock() - self._at
+        if view.state is JobState.RUNNING and cold is not None and view.started_at is not None:
+            return Quote(round(max(0.0, cold - (now - view.started_at)), 1))  # it waits there
+        if view.state not in WAITING:
             return NOTHING
         if self._heard.is_warming(view.job.route.deployment):
             return Quote(None, warming=True)
-        now = self._heard.now + self.clock() - self._at
         seconds = self._heard.starts_in(view.job.topic, view.job.created_at, now)
-        return NOTHING if seconds is None else Quote(round(seconds, 1))
+        return NOTHING if seconds is None else Quote(round(seconds + (cold or 0.0), 1))

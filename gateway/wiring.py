@@ -560,7 +560,7 @@ def collector(core: Core, backend: "Backend", name: str) -> "Collector":
     """Concludes what a backend works on while nobody waits."""
     from consumers.collector import Collector
 
-    return Collector(core.log, attempt(core, backend), name, tuple(core.tenants))
+    return Collector(core.log, attempt(core, backend), name, tuple(core.tenants), queues=Queues(Scripts(core.redis)))
 
 
 @asynccontextmanager

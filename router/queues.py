@@ -26,10 +26,14 @@ class Working:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one worker tells: of each topic that it works off, and the deployments of which no replica runs as yet."""
+    """What one worker tells: of each topic that it works off, and the deployments of which no replica runs as yet.
+
+    `cold` are deployments of which nothing runs, and in how many seconds something does once a job is there.
+    """
 
     topics: Mapping[str, Working] = field(default_factory=dict)
     warming: Sequence[str] = ()
+    cold: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,10 @@ class Heard:
     def is_warming(self, deployment: str) -> bool:
         """Whether its replicas are loading, as far as any worker knows."""
         return any(deployment in told.warming for told in self.workers)
+
+    def cold_s(self, deployment: str) -> float | None:
+        """In how many seconds it can run what comes now; None: nobody says that it cannot."""
+        return max((told.cold[deployment] for told in self.workers if deployment in told.cold), default=None)
 
     def starts_in(self, topic: str, accepted_at: float, now: float) -> float | None:
         """Seconds until a job of the topic begins; None: nobody knows."""
@@ -76,6 +84,7 @@ class Queues:
             {
                 "topics": {name: [each.running, each.per_s, each.head] for name, each in told.topics.items()},
                 "warming": list(told.warming),
+                "cold": dict(told.cold),
             },
             separators=(",", ":"),
         )
@@ -114,4 +123,4 @@ def _share(accepted_at: float, head: float | None, counted_at: float) -> float:
 
 def _told(text: str) -> Told:
     said = json.loads(text)
-    return Told({name: Working(*each) for name, each in said["topics"].items()}, said["warming"])
+    return Told({name: Working(*each) for name, each in said["topics"].items()}, said["warming"], said.get("cold", {}))

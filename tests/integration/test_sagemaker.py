@@ -23,11 +23,14 @@ from consumers.retrier import Retrier
 from consumers.sagemaker_figures import NAMESPACE
 from consumers.sagemaker_instances import Instances
 from consumers.sagemaker_meters import SageMakerMeters
+from consumers.sagemaker_scaling import COLD_S
+from gateway.quotes import Quotes
 from policies.deployments import SYNC_BYTES, Deployment
 from policies.retries import Failure
 from policies.scripts import Scripts
 from router import ledger, topics
 from router.job import Job, JobState
+from router.queues import Queues
 from tests.aws import CREDENTIALS, AwsPlace
 from tests.builders import Bench, a_bench, a_deployment, until
 from tests.doubles import OpenAIDouble, aws_double, openai_double
@@ -324,6 +327,40 @@ async def test_the_endpoint_s_instances_are_billed_and_split_over_its_calls_to_t
         milliseconds = record["to_ms"] - record["from_ms"]
         assert Decimal(record["usd"]) == Decimal(record["usd_per_hour"]) * milliseconds / 3_600_000
     assert Decimal(busy["idle_usd"]["gap"]) > 0
+
+
+async def test_a_job_for_an_endpoint_without_an_instance_is_told_how_long_one_takes_to_come(
+    place: Place, scripts: Scripts
+) -> None:
+    scale = [{"VariantName": "AllTraffic", "DesiredInstanceCount": 0}]
+    control = place.at.client("sagemaker")
+    await asyncio.to_thread(
+        control.update_endpoint_weights_and_capacities,
+        EndpointName=place.at.name,
+        DesiredWeightsAndCapacities=scale,
+    )
+    await place.at.turn(instances=0)
+    queues, bench, stop = Queues(scripts), place.bench, asyncio.Event()
+    quotes = Quotes(queues)
+
+    async def quoted(job: Job) -> float | None:
+        await quotes.hear()
+        return quotes.of(await bench.view(job)).starts_in_s
+
+    job = await bench.queued()
+    async with place.backend() as backend, asyncio.TaskGroup() as tasks:
+        collector = Collector(bench.log, bench.attempt(backend), "echo", tuple(bench.tenants), queues=queues)
+        tasks.create_task(collector.run(stop))
+        tasks.create_task(bench.worker(backend).run(stop))
+
+        async def is_at_the_endpoint() -> bool:
+            return (await bench.view(job)).state is JobState.RUNNING and await quoted(job) is not None
+
+        await until(is_at_the_endpoint, within=LONG_S)
+        left = await quoted(job)
+        stop.set()
+
+    assert left is not None and COLD_S - LONG_S < left <= COLD_S
 
 
 async def test_an_unknown_endpoint_is_a_fault_of_the_settings(place: Place) -> None:

@@ -62,3 +62,9 @@ def test_an_estimate_is_never_negative_and_never_more_than_for_who_comes_last(
 def test_a_deployment_is_warming_when_any_worker_says_so() -> None:
     assert Heard(0.0, [Told(), Told(warming=["small"])]).is_warming("small")
     assert not Heard(0.0, [Told()]).is_warming("small")
+
+
+def test_a_deployment_without_an_instance_is_cold_for_as_long_as_the_most_patient_says() -> None:
+    told = Heard(0.0, [Told(), Told(cold={"patient": 300.0}), Told(cold={"patient": 420.0, "other": 1.0})])
+
+    assert (told.cold_s("patient"), told.cold_s("small")) == (420.0, None)
