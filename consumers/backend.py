@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from policies.deployments import Deployment
 from policies.pricing import Usage
 from policies.retries import Failure
-from router.job import JSON, Job
+from router.job import JSON, Job, Stay
 
 OnChunk = Callable[[bytes], Awaitable[None]]
 
@@ -19,6 +19,7 @@ class Answer:
     body: bytes
     usage: Usage
     media_type: str = JSON
+    stay: Stay | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from consumers.sagemaker_watch import EVERY_S, Watch
 from policies.deployments import SYNC_BYTES, Deployment, SageMaker
 from policies.pricing import Basis, Usage
 from policies.retries import Failure
-from router.job import Job
+from router.job import Job, Stay
 
 log = structlog.get_logger(__name__)
 
@@ -87,6 +87,7 @@ class SageMakerBackend:
         self._instances = instances
         self._meters = meters
         self._open = OpenCalls()
+        self._watches: Mapping[str, Watch] = {}
         self._has_none: dict[str, bool] = {}
         self._threads = threads
         self._deployments = deployments
@@ -172,7 +173,8 @@ class SageMakerBackend:
                     data = told.answer if told.answer is not None else await self._object(place, known.output_at)
                     if data is not None:
                         self._meters.result(deployment.name, Result.MESSAGE)
-                        return answer(data, job, deployment, place, created=int(known.submitted_at))
+                        made = answer(data, job, deployment, place, created=int(known.submitted_at))
+                        return replace(made, stay=self._stay(deployment, told))
                 case Ending.FAILED:
                     self._meters.result(deployment.name, Result.MESSAGE)
                     raise self._failed(job, await self._object(place, known.failure_at), told.reason)
@@ -188,6 +190,13 @@ class SageMakerBackend:
             self._found(deployment, place, known)
             raise self._failed(job, failure, "")
         return self._still_waiting(job, deployment, known, place)
+
+    def _stay(self, deployment: Deployment, told: Told) -> Stay | None:
+        if told.waited_s is None:
+            return None
+        watch = self._watches.get(deployment.name)
+        latency = None if watch is None else watch.latency
+        return Stay(told.waited_s, None if latency is None else round(min(latency, told.waited_s), 3))
 
     def _found(self, deployment: Deployment, place: SageMaker, known: Reference) -> None:
         """Without a message. One that was to come is lost, or will be late."""
@@ -274,9 +283,9 @@ class SageMakerBackend:
 
     async def _watch_figures(self) -> None:
         ours = [(each, each.sagemaker) for each in self._deployments.values() if each.sagemaker]
-        watches = [self._watch(deployment, place) for deployment, place in ours if not place.is_realtime]
+        self._watches = {each.name: self._watch(each, place) for each, place in ours if not place.is_realtime}
         while True:
-            for each in watches:
+            for each in self._watches.values():
                 try:
                     await each.look(datetime.now(UTC))
                 except BackendError as error:

@@ -14,7 +14,7 @@ from policies.pricing import ChargeLine, Usage, charge, total
 from policies.scripts import BoardUnavailableError
 from router import ledger
 from router.board import Attempted, Conclusion, OutboxEntry
-from router.job import JobState, Payload
+from router.job import JobState, Payload, Stay
 from router.outbox import reservation_id
 
 log = structlog.get_logger(__name__)
@@ -50,6 +50,7 @@ class Concluding:
         result_at: Payload | None = None,
         usage: Usage | None = None,
         error: Mapping[str, object] | None = None,
+        stay: Stay | None = None,
     ) -> Outcome:
         """The job is over, if it is still this process'. Else the attempt alone is charged, as late."""
         means, running, job = self.means, self.running, self.running.job
@@ -58,7 +59,7 @@ class Concluding:
         number = attempted.attempt if attempted else running.number - 1
         code = problems.code_of(error)
         event = ledger.event_text(job, state, attempts=number, usd=total(earlier + lines), error_code=code)
-        conclusion = Conclusion(state, event, attempted, result, result_at, _openai_usage(usage), error)
+        conclusion = Conclusion(state, event, attempted, result, result_at, _openai_usage(usage), error, stay)
         at = await means.until_it_works(lambda: means.board.finish(job, running.owner, conclusion))
         if running.let_through is not None:
             running.let_through.saved()

@@ -58,7 +58,7 @@ class Following:
             result = b""
         attempted = self.concluding.attempted(answer.usage, "completed")
         outcome = await self.concluding.conclude(
-            JobState.COMPLETED, attempted, result=result, result_at=result_at, usage=answer.usage
+            JobState.COMPLETED, attempted, result=result, result_at=result_at, usage=answer.usage, stay=answer.stay
         )
         if learning is not None and asked is not None and isinstance(outcome, Concluded):
             await learning.answered(job, asked, answer.body)

@@ -9,6 +9,7 @@ import structlog
 from consumers.sagemaker_figures import (
     COUNTS,
     FAULTS,
+    LATENCY,
     LEVELS,
     NAMESPACE,
     PERIOD_S,
@@ -44,6 +45,7 @@ class Watch:
         self._meters = meters
         self._counted_until = since.replace(second=0, microsecond=0)
         self._without_since: datetime | None = None
+        self.latency: float | None = None  # seconds that calls ran, on average
 
     @property
     def name(self) -> str:
@@ -59,6 +61,7 @@ class Watch:
         failed = {
             figure: counted(await self._points(figure, variants, now), since=since, until=until) for figure in COUNTS
         }
+        self.latency = levels[LATENCY]
         for figure, value in levels.items():
             self._meters.level(self.name, figure, value)
         self._counted_until = max(since, until)

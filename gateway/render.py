@@ -236,6 +236,7 @@ def job_values(view: JobView, quote: Quote = NOTHING) -> dict[str, object]:
             "starts_in_s": quote.starts_in_s,
             "warming": quote.warming,
             "waited_s": _waited(view),
+            **({"endpoint_s": view.stay.seconds, "endpoint_running_s": view.stay.running} if view.stay else {}),
             "attempts": view.attempts,
             "microbatch": view.microbatch,
             "usd": _dollars(view.usd),

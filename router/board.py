@@ -13,7 +13,7 @@ from typing import cast
 from policies.pricing import ChargeLine, picodollars, total
 from policies.scripts import BoardUnavailableError, Script, Scripts, Value
 from router import compact, envelope, ledger
-from router.job import JSON, Job, JobState, Payload, Queue
+from router.job import JSON, Job, JobState, Payload, Queue, Stay
 
 EPOCH = "board:epoch"
 CLOSED_LETTERS = "board:closed-letters"
@@ -160,6 +160,7 @@ class Conclusion:
     result_at: Payload | None = None
     usage: Mapping[str, object] | None = None
     error: Mapping[str, object] | None = None
+    stay: Stay | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ class JobView:
     microbatch: str | None
     open_attempt: int | None = None
     problem: Mapping[str, object] | None = None  # why the deployment that it was meant for failed
+    stay: Stay | None = None
 
     @classmethod
     def of(cls, job: Job, state: JobState) -> "JobView":
@@ -456,6 +458,8 @@ class Board:
             fields += ["usage", compact.text(conclusion.usage)]
         if conclusion.error is not None:
             fields += ["error", json.dumps(conclusion.error)]  # escaped: an upstream may cut a character in two
+        if conclusion.stay is not None:
+            fields += ["stay", json.dumps([conclusion.stay.seconds, conclusion.stay.running])]
         if conclusion.result_at is not None:
             fields += ["result_at", envelope.payload_text(conclusion.result_at)]
         answer = await self._run(
@@ -697,6 +701,7 @@ def _view(tenant: str, job_id: str, pairs: Sequence[bytes], result: bytes | None
         microbatch=fields["microbatch"].decode() if fields.get("microbatch") else None,
         open_attempt=int(fields["open"]) if fields.get("open") else None,
         problem=json.loads(fields["problem"]) if "problem" in fields else None,
+        stay=Stay(*json.loads(fields["stay"])) if "stay" in fields else None,
     )
 
 

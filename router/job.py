@@ -201,3 +201,11 @@ class Job:
     def ages_at(self) -> float:
         """Half of its time to live is over: from now on it goes before others of its tenant."""
         return (self.created_at + self.expires_at) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """How long a call was at a backend that has a queue of its own, in seconds; `running` of it about, where known."""
+
+    seconds: float
+    running: float | None = None

@@ -119,6 +119,7 @@ async def test_a_job_is_answered_and_charged_and_its_message_leaves_the_queue(pl
     answer = json.loads(view.result or b"{}")
     assert answer["choices"][0]["message"]["content"] == "four words for it"
     assert (answer["id"], answer["model"], answer["object"]) == (f"chatcmpl-{job.id}", "small", "chat.completion")
+    assert view.stay is not None and 0 <= view.stay.seconds < LONG_S
     [charge] = await place.bench.charges()
     assert charge["tokens"] == answer["usage"]["total_tokens"] > 0
 
