@@ -58,7 +58,11 @@ class Learning:
         )
         try:
             await self.lessons.keep(
-                job.tenant, lesson, most=policy.lessons, seen=None if seen is None else Outcome(0.0, seen)
+                job.tenant,
+                lesson,
+                most=policy.lessons,
+                seen=None if seen is None else Outcome(0.0, seen),
+                in_batch=job.line is not None,
             )
         except BoardUnavailableError:
             log.debug("lesson_not_kept", job=job.id)

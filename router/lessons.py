@@ -60,9 +60,15 @@ class Lessons:
         self._spend = Script.load("router", "lessons_spend")
         self._outcome = Script.load("router", "lessons_functions", "lessons_outcome")
 
-    async def keep(self, tenant: str, lesson: Lesson, *, most: int, seen: Outcome | None = None) -> None:
-        """Keep it, and at most so many. An earlier job that asked the same a moment ago counts as badly answered."""
-        arguments: list[Value] = [lesson.job_id, _text(lesson), lesson.digest, str(lesson.tier), most, RETRIED_MS]
+    async def keep(
+        self, tenant: str, lesson: Lesson, *, most: int, seen: Outcome | None = None, in_batch: bool = False
+    ) -> None:
+        """Keep it, and at most so many. An earlier job that asked the same a moment ago counts as badly answered.
+
+        Not so `in_batch`: a file is run twice, for instance as a pilot and then whole, because its owner wants it so.
+        """
+        within = 0 if in_batch else RETRIED_MS
+        arguments: list[Value] = [lesson.job_id, _text(lesson), lesson.digest, str(lesson.tier), most, within]
         arguments += ["", ""] if seen is None else [f"{seen.quality:.4f}", seen.by]
         await self._scripts.run(self._keep, _keys(tenant), arguments)
 

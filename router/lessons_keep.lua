@@ -1,19 +1,19 @@
 -- Keep what a job was like. ARGV: job, lesson (JSON), digest of what was asked, tier, most kept,
---   ms within which the same question is a retry, quality ('' is unknown), by whom
+--   ms within which the same question is a retry (0: it says nothing of others), quality ('' is unknown), by whom
 -- Returns the job that this one retries, or false.
 local job, digest = ARGV[1], ARGV[3]
 if redis.call('HSETNX', KEYS[1], job, digest .. ' ' .. now .. ' ' .. ARGV[2]) == 0 then return false end
 redis.call('ZADD', KEYS[2], now, job)
-local retried = false
-local before = redis.call('HGET', KEYS[3], digest)
+local retried, within = false, tonumber(ARGV[6])
+local before = within > 0 and redis.call('HGET', KEYS[3], digest)
 if before then
   local at, earlier, tier = string.match(before, '^(%d+) (%S+) (%S+)$')
-  if now - tonumber(at) <= tonumber(ARGV[6]) then
+  if now - tonumber(at) <= within then
     retried = earlier
     if redis.call('HEXISTS', KEYS[4], earlier .. ' ' .. tier) == 0 then note(earlier, tier, '0', 'retried') end
   end
 end
-redis.call('HSET', KEYS[3], digest, now .. ' ' .. job .. ' ' .. ARGV[4])
+if within > 0 then redis.call('HSET', KEYS[3], digest, now .. ' ' .. job .. ' ' .. ARGV[4]) end
 if ARGV[7] ~= '' then note(job, ARGV[4], ARGV[7], ARGV[8]) end
 local over = redis.call('ZCARD', KEYS[2]) - tonumber(ARGV[5])
 if over > 0 then

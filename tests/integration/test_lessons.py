@@ -14,18 +14,19 @@ from redis.asyncio import Redis
 from consumers.learning import Learning
 from consumers.shadows import Shadows, agreement
 from policies.deployments import Fallback, Modality, Tier
+from policies.pricing import Usage
 from policies.retries import Failure
 from policies.scripts import Scripts
 from policies.tenants import Learn, RoutingPolicy, Tenant
 from router import fitting
 from router.features import BITS, NAMES, count
 from router.gain import Correction
-from router.job import Alternative, Estimate, JobClass, JobState, Queue, Route
+from router.job import Alternative, Estimate, JobClass, JobState, Line, Queue, Route
 from router.lessons import Lesson, Lessons, Outcome
 from router.shares import Shares
 from router.sharing import Sharing
 from router.versions import Versions
-from tests.builders import Bench, a_bench, a_body, a_deployment, until
+from tests.builders import Bench, a_bench, a_body, a_deployment, a_job, until
 from tests.integration.test_worker import working
 
 BIG = a_deployment("big", tier=Tier.HEAVY)
@@ -97,6 +98,14 @@ async def test_a_refusal_and_the_same_question_again_are_seen(bench: Bench) -> N
 
     seen = [lesson.outcomes.get(Tier.LIGHT) for lesson in await kept(bench)]
     assert seen == [Outcome(0.0, "refused"), Outcome(0.0, "retried"), None]
+
+
+async def test_a_line_of_a_batch_that_runs_a_second_time_is_no_retry(bench: Bench) -> None:
+    learning, asked = Learning(Lessons(bench.scripts), bench.tenants), json.loads(a_body("Where is Pemba?"))
+    for line in (Line("pilot", "a"), Line("whole", "a"), None):
+        await learning.keep(a_job("Where is Pemba?", route=SCORED, line=line), asked, Usage(3, output=3), None)
+
+    assert [lesson.outcomes for lesson in await kept(bench)] == [{}, {}, {}]
 
 
 async def test_the_last_outcome_counts_and_an_unknown_job_has_none(bench: Bench) -> None:
