@@ -89,7 +89,8 @@ def main() -> int:
     if problem:
         console.print(f"the demo failed: {problem}", style="red", markup=False)
         return 1
-    console.print(f"All done in {time.monotonic() - started:.0f} s. To keep one running: {command()} up", style="green")
+    keep = f"{command()} up --config examples/pointsman.yaml"
+    console.print(f"All done in {time.monotonic() - started:.0f} s. To keep one running: {keep}", style="green")
     return 0
 
 

@@ -245,7 +245,7 @@ def test_without_aws_library_the_check_and_the_worker_say_what_to_install(at: Aw
             cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert done.returncode == 1
-        assert "pip install 'pointsman[sagemaker]'" in done.stderr and "Traceback" not in done.stderr
+        assert "pip install '.[sagemaker]'" in done.stderr and "Traceback" not in done.stderr
 
 
 def run(config: Path, *command: str) -> Result:
