@@ -17,7 +17,7 @@ import typer
 import yaml
 from rich.console import Console
 from rich.status import Status
-from rich.table import Table
+from rich.table import Column, Table
 
 from gateway import (
     cli_batches,
@@ -30,6 +30,7 @@ from gateway import (
     cli_shipments,
     cli_webhooks,
     logs,
+    tables,
     valkey,
     wiring,
 )
@@ -262,7 +263,7 @@ def costs_command(
             str(row.unpriced or ""),
             "" if row.items_per_minute is None else f"{row.items_per_minute:.1f}",
         )
-    out.print(table)
+    tables.show(out, table)
     if any(row.unpriced for row in rows):
         err.print("Some attempts have no price: their dollars are unknown and not in these sums.", style="yellow")
 
@@ -301,7 +302,8 @@ def keys_create(
     """Make a key; it is shown this once."""
     settings = _reachable(_load(config, _environ(data)))
     if tenant not in settings.tenants:
-        _fail(f"there is no tenant {tenant!r} in the settings; there are {', '.join(sorted(settings.tenants))}")
+        known = ", ".join(sorted(settings.tenants))
+        _fail(f"there is no tenant {tenant!r} in these settings, only {known}; --config FILE names others")
 
     async def create() -> str:
         async with wiring.core(settings) as core:
@@ -314,7 +316,7 @@ def keys_create(
 def keys_list(config: ConfigOption = None, data: DataOption = None) -> None:
     """All keys, without what they are."""
     settings = _reachable(_load(config, _environ(data)))
-    table = Table("id", "tenant", "name", "created", "revoked")
+    table = Table(Column("id", overflow="fold"), "tenant", "name", "created", "revoked")
 
     async def rows() -> None:
         async with wiring.core(settings) as core:
@@ -323,7 +325,7 @@ def keys_list(config: ConfigOption = None, data: DataOption = None) -> None:
                 table.add_row(key.id, key.tenant, key.name, created, "revoked" if key.revoked else "")
 
     _run(rows())
-    out.print(table)
+    tables.show(out, table)
 
 
 @keys_app.command("revoke")
@@ -383,10 +385,10 @@ async def _topics(settings: Settings, *, create: bool) -> int:
             await core.log.create(wanted)
             await begin(core.log, core.board)
         found = await core.log.topics()
-    table = Table("topic", "partitions")
+    table = Table(Column("topic", overflow="fold"), "partitions")
     for name in wanted:
         table.add_row(name, str(found[name]) if name in found else "[red]missing[/red]")
-    out.print(table)
+    tables.show(out, table)
     return sum(name not in found for name in wanted)
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
+from gateway import tables
 from gateway.client_answers import ENDED, GatewayError, NotThereError
 from gateway.pilot import Estimate, estimate, sample
 
@@ -157,13 +158,22 @@ def jobs_command(
         for job in jobs:
             out.print(json.dumps(job), soft_wrap=True, markup=False)
         return
-    table = Table("id", "status", "class", "model", "deployment", "attempts", "dollars", "batch")
+    table = Table(
+        Column("id", overflow="fold"),
+        "status",
+        "class",
+        "model",
+        "deployment",
+        "attempts",
+        "dollars",
+        Column("batch", overflow="fold"),
+    )
     for job in jobs:
         ours = job["pointsman"]
         shown = ("class", "deployment", "attempts", "usd", "batch")
         cells = [job["id"], job["status"], ours["class"], job["model"], *(ours.get(name) for name in shown[1:])]
         table.add_row(*("" if cell is None else str(cell) for cell in cells))
-    out.print(table)
+    tables.show(out, table)
 
 
 def cancel_command(
@@ -241,7 +251,11 @@ def _tell(batch: dict[str, Any], rows: list[dict[str, Any]], count: int) -> None
     at_once = max(1.0, sum(row["seconds"] for row in ran) / took)
     minutes = seconds.times(1 / 60)
     table.add_row("minutes", *_shown(minutes, "{:.4f}"), *_shown(minutes.times(count / at_once), "{:.1f}"))
-    out.print(table)
+    tables.show(out, table)
+    lanes = ", ".join(f"{lane} ({times})" for lane, times in Counter(row["lane"] for row in ran).most_common())
+    out.print(
+        f"These lines went to {lanes}. Where `auto` chooses, the whole file may be divided otherwise.", markup=False
+    )
     out.print(f"The minutes of all lines are at the pace of these, of which {at_once:.1f} ran at once.")
 
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from gateway import wiring
+from gateway import tables, wiring
 from gateway.settings import Settings
 from router.deadletters import DeadLetter, DeadLetters, NotReplayableError, Wanted
 
@@ -50,12 +50,14 @@ def list_command(
         for letter in letters:
             out.print(json.dumps(_values(letter)), soft_wrap=True, markup=False)
         return
-    table = Table("id", "when", "reason", "tenant", "job", "topic", "detail")
+    table = Table(
+        Column("id", overflow="fold"), "when", "reason", "tenant", Column("job", overflow="fold"), "topic", "detail"
+    )
     for letter in letters:
         when = datetime.fromtimestamp(letter.at, UTC).isoformat(timespec="seconds")
         job = f"job_{letter.job_id}" if letter.job_id else ""
         table.add_row(letter.id, when, letter.reason, letter.tenant or "", job, letter.topic, letter.detail[:120])
-    out.print(table)
+    tables.show(out, table)
 
 
 @app.command("show")

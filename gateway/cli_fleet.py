@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from consumers.places import Places
-from gateway import wiring
+from gateway import tables, wiring
 from gateway.settings import Settings
 from policies.machine_time import Idle
 from policies.scripts import Scripts
@@ -35,7 +35,7 @@ async def show(settings: Settings, out: Console, *, as_json: bool, once: bool) -
             for row in await rows(places, fleets):
                 out.print(json.dumps(row), soft_wrap=True, markup=False)
         elif once:
-            out.print(_table(await rows(places, fleets)))
+            tables.show(out, _table(await rows(places, fleets)))
         else:
             with Live(_table(await rows(places, fleets)), console=out, auto_refresh=False) as live:
                 while True:
@@ -71,7 +71,7 @@ async def show_machines(settings: Settings, out: Console, *, days: int, as_json:
             str(machine.tokens),
             "?" if machine.usd_per_1000_tokens is None else f"{machine.usd_per_1000_tokens:.6f}",
         )
-    out.print(table)
+    tables.show(out, table)
     for tenant, usd in sorted(found.by_tenant.items()):
         out.print(f"Calls of {tenant} used {plain(usd)} dollars of them.", markup=False)
 

@@ -123,7 +123,7 @@ def replay_command(
 
 def _of(settings: Settings, tenant: str) -> Settings:
     if tenant not in settings.tenants:
-        _refuse(f"there is no tenant {tenant!r} in the settings")
+        _refuse(f"there is no tenant {tenant!r} in these settings; --config FILE names others")
     return settings
 
 

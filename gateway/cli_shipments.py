@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from consumers.shipments import How, Shipment, Shipments
-from gateway import wiring
+from gateway import tables, wiring
 from gateway.settings import Settings
 from policies.scripts import Scripts
 from router.ledger import plain
@@ -29,7 +29,7 @@ async def show(settings: Settings, out: Console, *, most: int, as_json: bool) ->
     if not found:
         out.print("No deployment has bedrock.shipping, so no job waits for a batch job.")
     for name, (waiting, shipments) in found.items():
-        out.print(_table(f"{name}: {waiting} jobs wait for others", shipments))
+        tables.show(out, _table(f"{name}: {waiting} jobs wait for others", shipments))
 
 
 def _values(shipment: Shipment) -> dict[str, Any]:

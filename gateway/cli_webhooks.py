@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from gateway import wiring
+from gateway import tables, wiring
 from gateway.settings import Settings
 from gateway.wiring import Core
 from router.webhooks import Shown
@@ -55,13 +55,15 @@ def list_command(
         for webhook in webhooks:
             out.print(json.dumps(_values(webhook)), soft_wrap=True, markup=False)
         return
-    table = Table("id", "state", "tenant", "type", "to", "attempts", "seen last", "due, or dead since")
+    table = Table(
+        Column("id", overflow="fold"), "state", "tenant", "type", "to", "attempts", "seen last", "due, or dead since"
+    )
     for webhook in webhooks:
         values = _values(webhook)
         when = datetime.fromtimestamp(webhook.at, UTC).isoformat(timespec="seconds")
         shown = (values[name] for name in ("id", "state", "tenant", "type", "to", "attempts", "seen"))
         table.add_row(*map(str, shown), when)
-    out.print(table)
+    tables.show(out, table)
 
 
 @app.command("resend")

@@ -519,7 +519,8 @@ def _with_extra(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise SettingsError(
-            f"the backend {name} needs {error.name}, which is not here: pip install '.[{name}]' in a checkout of Pointsman"
+            f"the backend {name} needs {error.name}, which is not here: "
+            f"pip install '.[{name}]' in a checkout of Pointsman"
         ) from error
 
 
