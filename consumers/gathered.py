@@ -98,6 +98,7 @@ class Gathered:
         self._has_created = False
         self._fingerprint: str | None = None
         self._choices: dict[int, _Choice] = {}
+        self._named: set[int] = set()  # the choices whose first chunk was passed on
         self._finished = 0
         self._counted = 0
         self._reported: Object | None = None
@@ -145,10 +146,22 @@ class Gathered:
         self._counted = output
 
     def passed_on(self, chunk: Object, *, with_usage: bool) -> bytes:
-        """The chunk as the client gets it, under our names. Where usage is wanted it comes last, in one of its own."""
+        """The chunk as the client gets it, under our names. Where usage is wanted it comes last, in one of its own.
+
+        The first one of each choice says whose words they are: OpenAI's helpers for Node refuse a stream without.
+        """
         ours = {"id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": self._model}
         rest = {key: value for key, value in chunk.items() if key not in ours and key != "usage"}
+        if len(self._named) < len(self._choices):
+            rest["choices"] = [self._with_role(choice) for choice in _dicts(chunk.get("choices") or [])]
         return compact({**ours, **rest, "usage": None} if with_usage else {**ours, **rest})
+
+    def _with_role(self, choice: Object) -> Object:
+        index, _, delta = _checked(choice)
+        if index in self._named:
+            return choice
+        self._named.add(index)
+        return choice if delta.get("role") else {**choice, "delta": {**delta, "role": "assistant"}}
 
     def usage_chunk(self) -> bytes:
         """The chunk after the last one, for a client that asked for `include_usage`."""

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import yaml
 from aiohttp import web
+from openai.types.webhooks import BatchCompletedWebhookEvent
 
 from tests.acceptance.processes import ROOT, Pointsman, Process, kill, pointsman
 from tests.receiver import answering, receiving
@@ -25,7 +26,7 @@ def the_settings(folder: Path, port: int) -> dict[str, Any]:
     settings["webhooks"] = {"timeout_s": 1}
     settings["tenants"]["default"] = {
         "webhook_secret": "${HOOKS_SECRET}",
-        "webhooks": {"crm": {"url": f"http://127.0.0.1:{port}/crm", "events": ["job.cancelled"]}},
+        "webhooks": {"crm": {"url": f"http://127.0.0.1:{port}/crm", "events": ["job.cancelled", "batch.completed"]}},
     }
     return dict(settings)
 
@@ -38,6 +39,17 @@ async def a_job(ours: Pointsman, process: Process, text: str, **wishes: object) 
             extra_body={"async": True, "pointsman": wishes},
         )
     return job.id
+
+
+async def a_batch(ours: Pointsman, process: Process, text: str) -> str:
+    body = {"model": "light", "messages": [{"role": "user", "content": text}]}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0) as client:
+        file = await client.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+    return batch.id
 
 
 def sweeper_of(ours: Pointsman, process: Process) -> int:
@@ -69,6 +81,13 @@ async def test_a_job_is_told_of_whoever_dies_and_the_sdk_unwraps_it(tmp_path: Pa
             event: Any = client.webhooks.unwrap(second.body, dict(second.headers))
             assert (event.type, event.data.id) == ("job.completed", job)
             assert first.headers["webhook-id"] == second.headers["webhook-id"]
+
+            batch = await a_batch(ours, process, "Hello")
+            *_, told = await receiver.got(3, within=40)
+
+            ended = client.webhooks.unwrap(told.body, dict(told.headers))
+            assert isinstance(ended, BatchCompletedWebhookEvent)
+            assert (told.path, ended.data.id) == ("/crm", batch)
 
 
 async def test_an_operator_sees_what_was_given_up_and_sends_it_again(tmp_path: Path) -> None:

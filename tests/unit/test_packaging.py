@@ -1,5 +1,6 @@
 """What is shipped and what is installed: the wheel is whole, the locks are exact, nothing runs uninvited."""
 
+import json
 import re
 import subprocess
 import sys
@@ -63,6 +64,15 @@ def test_a_lock_names_no_address_and_no_folder_of_a_machine(lock: Path) -> None:
 
     assert not re.search(r"://|--find-links|--index|--extra-index|-f /|(?<![\w.])/[a-z]", text)
     assert text.splitlines()[1] == "#    make lock"
+
+
+def test_the_lock_of_node_pins_everything_with_hashes_and_names_no_address() -> None:
+    packages = json.loads((ROOT / "tests" / "node" / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    fetched = {name: package for name, package in packages.items() if name}
+
+    assert fetched
+    assert all(package["integrity"].startswith("sha512-") for package in fetched.values())
+    assert not [name for name, package in fetched.items() if "resolved" in package]
 
 
 def test_there_is_a_lock_for_the_base_and_for_each_extra() -> None:

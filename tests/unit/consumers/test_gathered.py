@@ -235,6 +235,19 @@ def test_a_chunk_is_passed_on_under_our_names_and_usage_comes_once() -> None:
     assert (last.usage or pytest.fail()).total_tokens == 13
 
 
+def test_the_first_chunk_of_each_choice_says_whose_words_they_are_and_no_other_does() -> None:
+    chunks = [chunk({"content": "a"}), chunk({"content": "b"}, index=1), chunk({"content": "c"}), STOP]
+    gathered = gather()
+
+    roles = []
+    for each in chunks:
+        gathered.add(each)
+        [choice] = json.loads(gathered.passed_on(each, with_usage=False))["choices"]
+        roles.append(choice["delta"].get("role"))
+
+    assert roles == ["assistant", "assistant", None, None]
+
+
 def test_a_chunk_without_choices_has_nothing_for_the_client() -> None:
     gathered = gather()
 

@@ -1,0 +1,81 @@
+"""The official SDK where it waits: after a 429, and when whoever waits for an answer is gone."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import httpx2
+import openai
+
+from tests.acceptance.surface import Surface
+from tests.builders import until
+
+SLOW = "double:slow Hello"
+
+
+@dataclass(slots=True)
+class Tries:
+    """Each answer as it came, before the SDK acts on it."""
+
+    answers: list[tuple[int, float, str | None]] = field(default_factory=list)
+
+    async def note(self, response: httpx2.Response) -> None:
+        self.answers.append((response.status_code, time.monotonic(), response.headers.get("retry-after-ms")))
+
+
+def say(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def a_client(served: Surface, key: str, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=served.url, api_key=key, **options)
+
+
+async def test_a_429_is_tried_again_after_the_wait_that_it_names(served: Surface) -> None:
+    tries = Tries()
+    http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [tries.note]})
+    async with a_client(served, served.limited_key, max_retries=5, http_client=http) as client:
+        for _ in range(2):
+            answer = await client.chat.completions.create(model="light", messages=say("Hello"))
+
+    assert answer.choices[0].message.content == "Hello"
+    assert {status for status, *_ in tries.answers} == {200, 429}
+    for (status, at, wait), (_, again_at, _) in zip(tries.answers, tries.answers[1:], strict=False):
+        assert status == 200 or again_at - at >= int(wait or "no wait") / 1000
+
+
+async def test_a_client_that_hangs_up_ends_the_upstream_stream_within_a_second(served: Surface) -> None:
+    upstream = served.upstream
+    async with a_client(served, served.watched_key, max_retries=0) as client:
+        stream = await client.chat.completions.create(model="watched", messages=say(SLOW), stream=True)
+        first = await anext(aiter(stream))
+        job = first.id.removeprefix("chatcmpl-")
+        await upstream.until(lambda calls: calls.open == 1, job=job)
+
+        await stream.close()
+        await upstream.until(lambda calls: calls.aborted == 1, job=job, within=1.0)
+
+        seen = await a_job(client, job)
+    assert seen["status"] == "cancelled"
+
+
+async def test_an_async_job_goes_on_whoever_hangs_up(served: Surface) -> None:
+    upstream = served.upstream
+    async with a_client(served, served.watched_key, max_retries=0) as client:
+        left = await client.chat.completions.create(model="watched", messages=say(SLOW), extra_body={"async": True})
+    job = left.id.removeprefix("job_")
+    await upstream.until(lambda calls: calls.open == 1, job=job, within=20)
+
+    async with a_client(served, served.watched_key, max_retries=0) as client:
+        await until(lambda: ended(client, job), within=60)
+        completion = await client.chat.completions.retrieve(job)
+    assert len((completion.choices[0].message.content or "").split()) == 100
+    assert (await upstream.until(lambda calls: calls.answered == 1, job=job)).total == 1
+
+
+async def a_job(client: openai.AsyncOpenAI, job: str) -> dict[str, Any]:
+    return cast(dict[str, Any], await client.get(f"/jobs/{job}?wait=20", cast_to=object))
+
+
+async def ended(client: openai.AsyncOpenAI, job: str) -> bool:
+    return bool((await a_job(client, job))["status"] == "completed")
