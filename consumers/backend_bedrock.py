@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import aiohttp
+import structlog
 
 from consumers import bedrock_request, whole
 from consumers.backend import Answer, BackendError, OnChunk, SoFar
@@ -24,11 +25,13 @@ from policies.pricing import Usage
 from policies.retries import Failure
 from router.job import JSON, Job
 
+log = structlog.get_logger(__name__)
+
 CHAT = "/v1/chat/completions"
 LONGEST_DETAIL = 2000  # characters of Bedrock's own message
 PING_S = 20.0
 WARM_UP_S = 30.0
-TAIL_S = 3.0  # how long usage may come after the last finish reason
+TAIL_S = 10.0  # how long usage may come after the finish reason; then it is estimated
 
 
 class BedrockBackend:
@@ -201,6 +204,8 @@ class _Chat:
         except TimeoutError as error:
             if not timeout.expired():
                 raise self._refused(error) from error
+            if self._gathered.is_finished:
+                return None
             raise self._late(name, seconds) from error
         except Exception as error:
             raise self._refused(error) from error
@@ -325,6 +330,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _error(found: Meaning, code: str, message: str, usage: Usage) -> BackendError:
+    if found.pause_s is not None:  # the operator's to mend: no such message holds what a client wrote
+        log.error("bedrock_refuses_all", code=code, said=message[:LONGEST_DETAIL])
     return BackendError(
         found.failure,
         (found.is_clients and message[:LONGEST_DETAIL]) or found.detail,
