@@ -46,11 +46,14 @@ AWAY_S = 1.0
 
 
 class ShippingBackend:
-    """See `RecoveringBackend`, `NoticingBackend` and `PlacedBackend`; `live` makes the calls that cannot wait."""
+    """See `RecoveringBackend`, `NoticingBackend` and `PlacedBackend`; `live` makes the calls that cannot wait.
+
+    A collector calls nobody and has none.
+    """
 
     def __init__(
         self,
-        live: Backend,
+        live: Backend | None,
         shipments: Shipments,
         shipper: Shipper,
         asked: AskedJobs,
@@ -68,7 +71,7 @@ class ShippingBackend:
     @asynccontextmanager
     async def open(
         cls,
-        live: Backend,
+        live: Backend | None,
         scripts: Scripts,
         asked: AskedJobs,
         deployments: Mapping[str, Deployment],
@@ -92,11 +95,13 @@ class ShippingBackend:
         """Let it wait for others, if it can; else the live call."""
         if _can_wait(job, deployment, attempt) and await self._joins(job, deployment, attempt):
             return _submitted(job, deployment, attempt)
+        if self._live is None:
+            raise BackendError(Failure.UNAVAILABLE, "this process only collects", code="collects_only")
         return await self._live.call(job, deployment, attempt=attempt, on_chunk=on_chunk, so_far=so_far)
 
     async def ping(self, deployment: Deployment) -> str | None:
         """Of the live one."""
-        return await self._live.ping(deployment)
+        return None if self._live is None else await self._live.ping(deployment)
 
     async def recover(self, job: Job, deployment: Deployment, *, attempt: int) -> Submitted | None:
         """A job that could wait when its process died: it waits still, or from now on."""

@@ -28,9 +28,9 @@ from router.payloads import PayloadUnavailableError
 
 log = structlog.get_logger(__name__)
 
-LEASE_S = 60.0
-POLL_S = 30.0
-AWAY_S = 30.0  # after AWS could not be asked
+LEASE_S = 20.0
+POLL_S = 10.0
+AWAY_S = 10.0  # after AWS could not be asked
 PASS_S = 5.0  # between two readings of an output
 AT_ONCE = 4  # shipments of a deployment that one process looks after in one round
 NOTICES = 50  # told at once

@@ -155,7 +155,7 @@ async def inbox(settings: Settings, *, until_stdin_closes: bool = False) -> None
 async def collector(settings: Settings, backend: str, *, until_stdin_closes: bool = False) -> None:
     """Concludes what a backend that takes jobs (SageMaker's asynchronous endpoints will) works on."""
     registry = CollectorRegistry()
-    async with wiring.core(settings) as core, wiring.open_backend(core, backend, registry) as opened:
+    async with wiring.core(settings) as core, wiring.open_backend(core, backend, registry, calls=False) as opened:
         collecting = wiring.collector(core, opened, backend)
 
         async def fault() -> str | None:

@@ -400,8 +400,10 @@ def attempt(
 
 
 @asynccontextmanager
-async def open_backend(core: Core, name: str, registry: CollectorRegistry) -> AsyncGenerator["Backend"]:
-    """The backend of that name. A client library is loaded only by the worker that needs it."""
+async def open_backend(
+    core: Core, name: str, registry: CollectorRegistry, *, calls: bool = True
+) -> AsyncGenerator["Backend"]:
+    """The backend of that name. Only a process that needs a client library loads it: a collector `calls` nobody."""
     settings = core.settings
     match name:
         case "gpu":
@@ -434,6 +436,10 @@ async def open_backend(core: Core, name: str, registry: CollectorRegistry) -> As
             instances = _instances(core, registry)
             async with SageMakerBackend.open(core.deployments, tuple(core.tenants), sagemaker, instances) as taking:
                 yield taking
+        case "bedrock" if not calls:
+            theirs = {each.name: each for each in core.deployments.values() if each.backend == name}
+            async with _shipping(core, None, theirs) as shipping:
+                yield shipping
         case "bedrock":
             with _with_extra("bedrock"):
                 from consumers.backend_bedrock import BedrockBackend
@@ -456,13 +462,14 @@ async def bedrock_troubles(deployments: dict[str, Deployment]) -> list[tuple[str
 
 
 @asynccontextmanager
-async def _shipping(core: Core, live: "Backend", theirs: Mapping[str, Deployment]) -> AsyncGenerator["Backend"]:
+async def _shipping(core: Core, live: "Backend | None", theirs: Mapping[str, Deployment]) -> AsyncGenerator["Backend"]:
     """In front of the live backend, where jobs of any deployment may go out as batch jobs."""
-    if all(each.shipping is None for each in theirs.values()):
+    if live is not None and all(each.shipping is None for each in theirs.values()):
         yield live
         return
-    from consumers.asked_jobs import AskedJobs
-    from consumers.backend_shipping import ShippingBackend
+    with _with_extra("bedrock"):
+        from consumers.asked_jobs import AskedJobs
+        from consumers.backend_shipping import ShippingBackend
 
     asked = AskedJobs(core.board, core.payloads)
     async with ShippingBackend.open(live, core.scripts, asked, theirs) as backend:

@@ -116,7 +116,9 @@ class Pointsman:
 
     def children(self, parent: Process) -> dict[int, str]:
         """Process ids and command lines of what it has started; they are ended at the end whatever happens."""
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+        listed = subprocess.run(
+            ["ps", "-ww", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+        )
         rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
         found = {int(row[0]): row[2] for row in rows if len(row) == 3 and int(row[1]) == parent.pid}
         self.left_behind |= found.keys()
