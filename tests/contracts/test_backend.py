@@ -20,8 +20,8 @@ from policies.deployments import Bedrock, Deployment, Modality, Tier, Timeouts
 from policies.pricing import Basis, Usage
 from policies.retries import Failure
 from router.job import Estimate, Job, JobClass, Route
-from tests.aws import CREDENTIALS, REGION, controlled
-from tests.doubles import OpenAIDouble, aws_double, openai_double
+from tests.aws import REGION, controlled
+from tests.doubles import OpenAIDouble, openai_double
 
 MODEL = "anthropic.claude-3-haiku-20240307-v1:0"
 DOUBLE_FAILS = {
@@ -90,14 +90,13 @@ def double() -> Iterator[OpenAIDouble]:
 
 
 @pytest.fixture(scope="module")
-def bedrock(double: OpenAIDouble) -> Iterator[str]:
-    with aws_double() as url:
-        controlled(url, "bedrock/model", {"model": MODEL, "upstream": double.url})
-        yield url
+def bedrock(aws: str, double: OpenAIDouble) -> str:
+    controlled(aws, "bedrock/model", {"model": MODEL, "upstream": double.url})
+    return aws
 
 
 @pytest.fixture(params=["echo", "gpu", "bedrock"])
-async def subject(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Subject]:
+async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     if request.param == "echo":
         deployment = Deployment("light", "echo", "echo", Tier.LIGHT, max_output=50)
         fails = {failure: f"fail:{failure}" for failure in Failure}
@@ -105,8 +104,7 @@ async def subject(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         return
     double: OpenAIDouble = request.getfixturevalue("double")
     if request.param == "bedrock":
-        for name, value in CREDENTIALS.items():
-            monkeypatch.setenv(name, value)
+        request.getfixturevalue("aws_credentials")
         place = Bedrock(region=REGION, aws_url=request.getfixturevalue("bedrock"))
         model = Deployment("light", "bedrock", MODEL, Tier.LIGHT, max_output=50, bedrock=place)
         async with BedrockBackend.open({"light": model}) as calling:

@@ -28,9 +28,11 @@ from policies.retries import Failure
 from router.job import Job, JobState
 from tests.aws import CREDENTIALS, REGION, controlled
 from tests.builders import Bench, a_bench, a_deployment, a_job, until
-from tests.doubles import OpenAIDouble, aws_double, openai_double
+from tests.doubles import OpenAIDouble, openai_double
 from tests.doubles.aws.shapes import faults
 from tests.model import real_model
+
+pytestmark = pytest.mark.usefixtures("aws_credentials")
 
 MODEL = "us.anthropic.claude-sonnet-4-5-20250929-v1:0"
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
@@ -81,12 +83,6 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def aws() -> Iterator[str]:
-    with aws_double() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
 def server() -> Iterator[OpenAIDouble]:
     with openai_double() as double:
         yield double
@@ -96,12 +92,6 @@ def server() -> Iterator[OpenAIDouble]:
 def model() -> Iterator[str]:
     with real_model() as url:
         yield url
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

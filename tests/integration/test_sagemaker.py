@@ -31,29 +31,19 @@ from policies.scripts import Scripts
 from router import ledger, topics
 from router.job import Job, JobState
 from router.queues import Queues
-from tests.aws import CREDENTIALS, AwsPlace
+from tests.aws import AwsPlace
 from tests.builders import Bench, a_bench, a_deployment, until
-from tests.doubles import OpenAIDouble, aws_double, openai_double
+from tests.doubles import OpenAIDouble, openai_double
+
+pytestmark = pytest.mark.usefixtures("aws_credentials")
 
 LONG_S = 40.0  # moto serves a call in tens of milliseconds on a loaded machine
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[str]:
-    with aws_double() as url:
-        yield url
 
 
 @pytest.fixture(scope="module")
 def container() -> Iterator[OpenAIDouble]:
     with openai_double() as double:
         yield double
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,24 +20,13 @@ from consumers.sagemaker_clients import AwsClients
 from consumers.sagemaker_preflight import Preflight, Trouble
 from gateway.cli import app
 from policies.deployments import SageMaker
-from tests.aws import CREDENTIALS, REGION, AwsPlace
+from tests.aws import REGION, AwsPlace
 from tests.builders import a_deployment
-from tests.doubles import aws_double
+
+pytestmark = pytest.mark.usefixtures("aws_credentials")
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = AwsClients()  # they take longer to make than a check takes
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[str]:
-    with aws_double() as url:
-        yield url
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

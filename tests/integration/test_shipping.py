@@ -29,9 +29,11 @@ from policies.shipping import Shipping
 from policies.tenants import Tenant
 from router import topics
 from router.job import Job, JobClass, JobState
-from tests.aws import CREDENTIALS, REGION, controlled
+from tests.aws import REGION, controlled
 from tests.builders import Bench, a_bench, a_body, a_deployment, until
-from tests.doubles import OpenAIDouble, aws_double, openai_double
+from tests.doubles import OpenAIDouble, openai_double
+
+pytestmark = pytest.mark.usefixtures("aws_credentials")
 
 LONG_S = 40.0  # moto serves a call in tens of milliseconds on a loaded machine
 BATCH_PRICE = Price(
@@ -42,21 +44,9 @@ BATCH_PRICE = Price(
 
 
 @pytest.fixture(scope="module")
-def aws() -> Iterator[str]:
-    with aws_double() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
 def server() -> Iterator[OpenAIDouble]:
     with openai_double() as double:
         yield double
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
 
 
 @dataclass(frozen=True)
