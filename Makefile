@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 BROKERS ?= 1
+# Test files at once, each process with its own Kafka and Valkey: most of their time they wait for processes.
+TESTS_AT_ONCE ?= 3
 
 BIN := .venv/bin
 GO := $(shell command -v go 2>/dev/null)
@@ -34,7 +36,7 @@ demo: .venv-demo/.locked
 	@.venv-demo/bin/python examples/demo.py
 
 test: check .venv-media/.locked .venv-ministack/.locked tests/node/node_modules/.locked $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched)) $(if $(GO),.tools/compose-check)
-	@$(BIN)/pytest
+	@$(BIN)/pytest --numprocesses $(TESTS_AT_ONCE) --dist loadfile
 
 unit: .venv/.locked
 	@$(BIN)/pytest tests/unit
