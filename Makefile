@@ -36,7 +36,8 @@ demo: .venv-demo/.locked
 	@.venv-demo/bin/python examples/demo.py
 
 test: check .venv-media/.locked .venv-ministack/.locked tests/node/node_modules/.locked $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched)) $(if $(GO),.tools/compose-check)
-	@$(BIN)/pytest --numprocesses $(TESTS_AT_ONCE) --dist loadfile
+	@$(BIN)/pytest -m 'not alone' --numprocesses $(TESTS_AT_ONCE) --dist loadfile
+	@$(BIN)/pytest -m alone
 
 unit: .venv/.locked
 	@$(BIN)/pytest tests/unit

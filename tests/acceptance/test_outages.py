@@ -21,7 +21,7 @@ from tests.acceptance.clients import Clients, Refusal
 from tests.servers import unavailable
 from tools.kafka.broker import HOST, Broker, free_ports, missing
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240), pytest.mark.alone]
 
 FROZEN_S = float(os.environ.get("POINTSMAN_TEST_FROZEN_S", "60"))
 SLOW_S = 15.0

@@ -91,13 +91,13 @@ async def test_a_backlog_is_worked_off_as_fast_as_the_rate_allows_and_each_job_a
     backend, before, began = Noting(), await scripts_run(bench.redis), monotonic()
 
     async with working(bench, backend):
-        await bench.ended(jobs[-1], within=20)
+        await bench.ended(*jobs, within=20)
         elapsed = monotonic() - began
     calls = await scripts_run(bench.redis) - before
 
     # 120 jobs of which 9 may come at once, then 50 a second.
     assert elapsed > 110 / 50 - 0.1
-    assert backend.asked == [job.id for job in jobs]
+    assert sorted(backend.asked) == sorted(job.id for job in jobs)
     # Claim, reserve, start, finish, settle, published, and a half for what is looked at from time to time.
     assert calls < 120 * 8
 
