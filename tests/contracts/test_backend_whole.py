@@ -143,10 +143,10 @@ async def test_a_transcription_is_text_where_that_was_asked_for(subject: Subject
     assert answer.usage.audio_seconds == 3
 
 
-@pytest.mark.parametrize("endpoint", [EMBEDDINGS, SPEECH])
 OF_CHAT = {Failure.CUT, Failure.TOO_LONG, Failure.FILTERED, Failure.UNUSABLE}
 
 
+@pytest.mark.parametrize("endpoint", [EMBEDDINGS, SPEECH])
 @pytest.mark.parametrize("failure", sorted(set(Failure) - OF_CHAT))
 async def test_every_failure_has_its_name(subject: Subject, endpoint: str, failure: Failure) -> None:
     so_far = SoFar()
