@@ -83,14 +83,18 @@ class _Events:
         """Raises `HungUpError` for a client that reads nothing for a minute."""
         try:
             async with asyncio.timeout(SEND_S):
-                if not self.began:
-                    self.began = True
-                    head = {"status": self._response.status_code, "headers": self._response.raw_headers}
-                    await self._send({"type": "http.response.start", **head})
+                await self._begin()
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
         except TimeoutError:
             raise HungUpError("the client reads nothing") from None
 
     async def end(self) -> None:
-        """Nothing more comes."""
+        """Nothing more comes; where nothing came at all, whoever came back has had everything."""
+        await self._begin()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self) -> None:
+        if not self.began:
+            self.began = True
+            head = {"status": self._response.status_code, "headers": self._response.raw_headers}
+            await self._send({"type": "http.response.start", **head})

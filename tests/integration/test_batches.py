@@ -413,6 +413,7 @@ async def test_its_events_are_followed_and_gone_on_with_from_any_number(
     again = events_of((await gateway.http.get(path)).text)
     rest = events_of((await gateway.http.get(path, headers={"last-event-id": "2"})).text)
     asked = events_of((await gateway.http.get(f"{path}?starting_after=2")).text)
+    beyond = await gateway.http.get(f"{path}?starting_after=1000")
     other = await gateway.http.get(path, headers={"authorization": f"Bearer {gateway.other_key}"})
 
     kinds = [event["type"] for event in told]
@@ -424,6 +425,7 @@ async def test_its_events_are_followed_and_gone_on_with_from_any_number(
     assert again == told
     assert [event["sequence_number"] for event in told] == list(itertools.accumulate([1] * len(told)))
     assert rest == asked == told[2:]
+    assert (beyond.status_code, beyond.text) == (200, "")
     assert other.status_code == 404
 
 

@@ -200,19 +200,27 @@ BATCH = an_object(
 def _event(data: Schema, *names: str) -> Schema:
     """A server-sent event: its fields, of which `data` is JSON."""
     named = {"event": a_choice(names)} if names else {}
-    return an_object({**named, "data": {**TEXT, "contentMediaType": "application/json", "contentSchema": data}})
+    return an_object({**named, "data": _json(data)})
+
+
+def _json(schema: Schema) -> Schema:
+    return {**TEXT, "contentMediaType": "application/json", "contentSchema": schema}
 
 
 _NUMBERED = an_object({"type": TEXT, "sequence_number": COUNT})
 _ENDS = [state for state in render.STATES.values() if state not in ("queued", "in_progress")]
-CHAT_EVENT = {**_event(AN_OBJECT), "description": "A chunk of the completion, at last [DONE]; or an error."}
+CHAT_EVENT = an_object(
+    {"data": any_of({"const": "[DONE]"}, _json(AN_OBJECT))}, description="A chunk, or an error; at last [DONE]."
+)
 RESPONSE_EVENT = {**_event(_NUMBERED), "description": "An event of OpenAI's Responses API."}
 JOB_EVENT = _event(
     any_of(_NUMBERED, ref("Error")),
     *(f"job.{name}" for name in ("queued", "in_progress", "chunk", *dict.fromkeys(_ENDS))),
     "error",
 )
-BATCH_EVENT = _event(any_of(_NUMBERED, ref("Error")), *(f"batch.{state}" for state in BatchState), "error")
+BATCH_EVENT = _event(
+    any_of(_NUMBERED, ref("Error")), *(f"batch.{state}" for state in (*BatchState, "progress")), "error"
+)
 MODEL = an_object({"id": TEXT, "object": {"const": "model"}, "created": WHOLE, "owned_by": TEXT})
 
 SCHEMAS = {
