@@ -16,9 +16,9 @@ from consumers.breaker import Breaker
 from consumers.dead import bury
 from consumers.fair import Turn
 from consumers.gate import enforced
+from consumers.gpu.pace import Pace
 from consumers.meters import WorkerMeters
 from consumers.outcome import LONGEST_PARK_S, Concluded, Dead, HandedOff, Later, Left, MovedOn, Waiting
-from consumers.pace import Pace
 from consumers.running import Stop
 from consumers.schedule import Schedule, Ticket
 from consumers.tally import Tally

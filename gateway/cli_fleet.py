@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from consumers.places import Places
+from consumers.gpu.places import Places
 from gateway import tables, wiring
 from gateway.settings import Settings
 from policies.machine_time import Idle

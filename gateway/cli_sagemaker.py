@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from consumers.sagemaker_scaling import Scaling, reasons, scaling
+from consumers.aws.sagemaker_scaling import Scaling, reasons, scaling
 from gateway import wiring
 from gateway.check import Finding, Level
 from gateway.settings import Settings, SettingsError, load

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from consumers.shipments import How, Shipment, Shipments
+from consumers.aws.shipments import How, Shipment, Shipments
 from gateway import tables, wiring
 from gateway.settings import Settings
 from policies.scripts import Scripts

@@ -50,13 +50,13 @@ from router.webhooks import CHANNEL, Webhooks
 
 if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it counts when four of them start at once
     from consumers.attempt import Attempt
+    from consumers.aws.sagemaker_instances import Instances
+    from consumers.aws.sagemaker_preflight import Preflight
+    from consumers.aws.sagemaker_scaling import Scaling
     from consumers.backend import Backend
     from consumers.collector import Collector
     from consumers.rebuilder import Rebuilder
     from consumers.retrier import Retrier
-    from consumers.sagemaker_instances import Instances
-    from consumers.sagemaker_preflight import Preflight
-    from consumers.sagemaker_scaling import Scaling
     from consumers.sweeper import Sweeper
     from consumers.webhook_sender import WebhookSender
     from consumers.worker import Worker
@@ -407,10 +407,10 @@ async def open_backend(
     settings = core.settings
     match name:
         case "gpu":
-            from consumers.backend_gpu import GpuBackend
-            from consumers.fleet_meters import FleetMeters
-            from consumers.machine_bills import MachineBills
-            from consumers.places import Places
+            from consumers.gpu.backend_gpu import GpuBackend
+            from consumers.gpu.fleet_meters import FleetMeters
+            from consumers.gpu.machine_bills import MachineBills
+            from consumers.gpu.places import Places
 
             secrets = {deployment: settings.secret_for(deployment) for deployment in settings.deployments}
             scripts, meters = Scripts(core.redis), FleetMeters(registry)
@@ -429,8 +429,8 @@ async def open_backend(
             yield EchoBackend()
         case "sagemaker":
             with _with_extra("sagemaker"):
-                from consumers.backend_sagemaker import SageMakerBackend
-            from consumers.sagemaker_meters import SageMakerMeters
+                from consumers.aws.backend_sagemaker import SageMakerBackend
+            from consumers.aws.sagemaker_meters import SageMakerMeters
 
             sagemaker = SageMakerMeters(registry)
             instances = _instances(core, registry)
@@ -442,7 +442,7 @@ async def open_backend(
                 yield shipping
         case "bedrock":
             with _with_extra("bedrock"):
-                from consumers.backend_bedrock import BedrockBackend
+                from consumers.aws.backend_bedrock import BedrockBackend
 
             theirs = {each.name: each for each in core.deployments.values() if each.backend == name}
             async with BedrockBackend.open(theirs) as calling, _shipping(core, calling, theirs) as shipping:
@@ -454,7 +454,7 @@ async def open_backend(
 async def bedrock_troubles(deployments: dict[str, Deployment]) -> list[tuple[str, str]]:
     """What is wrong with models of Bedrock, by deployment: one call to each. Raises `SettingsError` without litellm."""
     with _with_extra("bedrock"):
-        from consumers.backend_bedrock import BedrockBackend
+        from consumers.aws.backend_bedrock import BedrockBackend
 
     async with BedrockBackend.open(deployments) as backend:
         found = [(name, await backend.ping(each)) for name, each in deployments.items()]
@@ -469,7 +469,7 @@ async def _shipping(core: Core, live: "Backend | None", theirs: Mapping[str, Dep
         return
     with _with_extra("bedrock"):
         from consumers.asked_jobs import AskedJobs
-        from consumers.backend_shipping import ShippingBackend
+        from consumers.aws.backend_shipping import ShippingBackend
 
     asked = AskedJobs(core.board, core.payloads)
     async with ShippingBackend.open(live, core.scripts, asked, theirs) as backend:
@@ -482,11 +482,11 @@ async def _append_bill(core: Core, id: str, record: str) -> None:
 
 def _instances(core: Core, registry: CollectorRegistry) -> "dict[str, Instances]":
     """Of the SageMaker deployments whose instances have a price."""
-    from consumers.fleet_meters import FleetMeters
-    from consumers.machine_bills import MachineBills
-    from consumers.places import Places
-    from consumers.sagemaker_instances import Instances
-    from consumers.sagemaker_patience import longest
+    from consumers.aws.sagemaker_instances import Instances
+    from consumers.aws.sagemaker_patience import longest
+    from consumers.gpu.fleet_meters import FleetMeters
+    from consumers.gpu.machine_bills import MachineBills
+    from consumers.gpu.places import Places
 
     scripts = Scripts(core.redis)
     bills = MachineBills(scripts, partial(_append_bill, core), FleetMeters(registry))
@@ -502,8 +502,8 @@ def _instances(core: Core, registry: CollectorRegistry) -> "dict[str, Instances]
 def preflight(deployment: Deployment, place: SageMaker) -> "Preflight":
     """Looks at one SageMaker endpoint."""
     with _with_extra("sagemaker"):
-        from consumers.sagemaker_clients import AwsClients
-        from consumers.sagemaker_preflight import Preflight
+        from consumers.aws.sagemaker_clients import AwsClients
+        from consumers.aws.sagemaker_preflight import Preflight
 
     return Preflight(deployment, place, partial(AwsClients().of, place))
 
@@ -511,8 +511,8 @@ def preflight(deployment: Deployment, place: SageMaker) -> "Preflight":
 def apply_scaling(plan: "Scaling", place: SageMaker) -> None:
     """Tell AWS how an endpoint scales. Raises `SettingsError` where it refuses."""
     with _with_extra("sagemaker"):
-        from consumers.sagemaker_clients import AwsClients, AwsError
-        from consumers.sagemaker_scaler import apply
+        from consumers.aws.sagemaker_clients import AwsClients, AwsError
+        from consumers.aws.sagemaker_scaler import apply
 
     try:
         apply(plan, partial(AwsClients().of, place))

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from consumers.aws.backend_bedrock import BedrockBackend
 from consumers.backend import Answer, Backend, BackendError, OnChunk, SoFar
-from consumers.backend_bedrock import BedrockBackend
 from consumers.backend_echo import EchoBackend
-from consumers.backend_gpu import GpuBackend
+from consumers.gpu.backend_gpu import GpuBackend
 from policies.deployments import Bedrock, Deployment, Modality, Tier, Timeouts
 from policies.pricing import Basis, Usage
 from policies.retries import Failure

@@ -15,7 +15,7 @@ from openai.types.audio import Transcription, TranscriptionVerbose
 
 from consumers.backend import Answer, Backend, BackendError, SoFar
 from consumers.backend_echo import EchoBackend
-from consumers.backend_gpu import GpuBackend
+from consumers.gpu.backend_gpu import GpuBackend
 from policies.deployments import Deployment, Tier, Timeouts
 from policies.pricing import Usage
 from policies.retries import Failure

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from consumers.backend import Answer, BackendError, OnChunk, SoFar
-from consumers.backend_gpu import GpuBackend
+from consumers.gpu.backend_gpu import GpuBackend
 from policies.deployments import Deployment, Modality, Tier, Timeouts
 from policies.pricing import Basis, Usage
 from policies.retries import Failure

@@ -12,7 +12,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from consumers.backend import BackendError, SoFar
-from consumers.backend_gpu import GpuBackend
+from consumers.gpu.backend_gpu import GpuBackend
 from policies.deployments import Deployment, Modality, Tier, Timeouts
 from policies.pricing import Basis
 from policies.retries import Failure

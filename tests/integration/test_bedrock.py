@@ -19,8 +19,8 @@ from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from redis.asyncio import Redis
 
+from consumers.aws.backend_bedrock import BedrockBackend
 from consumers.backend import Answer, BackendError, SoFar
-from consumers.backend_bedrock import BedrockBackend
 from policies.deployments import Bedrock, Deployment, Tier
 from policies.pricebook import builtin
 from policies.pricing import Usage, cost

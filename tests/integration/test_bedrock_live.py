@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from consumers.aws.backend_bedrock import BedrockBackend
 from consumers.backend import SoFar
-from consumers.backend_bedrock import BedrockBackend
 from policies.deployments import Bedrock, Deployment, Tier
 from policies.pricing import Basis
 from tests.builders import a_job

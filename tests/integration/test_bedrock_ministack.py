@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from consumers.backend_bedrock import BedrockBackend
+from consumers.aws.backend_bedrock import BedrockBackend
 from policies.deployments import Bedrock, Deployment, Tier
 from tests.aws import CREDENTIALS, REGION
 from tests.builders import until

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from consumers.discovery import RETRY_S, Discovery, Replica, discovery
+from consumers.gpu.discovery import RETRY_S, Discovery, Replica, discovery
 from policies.fleets import Fleet, Folder, Listed, Named, Served, Source
 from tests.doubles import ROOT
 

@@ -15,8 +15,8 @@ from redis.asyncio import Redis
 
 from consumers.backend import Answer, BackendError, OnChunk, SoFar
 from consumers.backend_echo import EchoBackend
-from consumers.backend_gpu import GpuBackend
-from consumers.places import Places
+from consumers.gpu.backend_gpu import GpuBackend
+from consumers.gpu.places import Places
 from consumers.worker import Worker
 from policies.conditions import Conditions
 from policies.cooldown import CooldownRule, Go, Probe

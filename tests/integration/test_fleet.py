@@ -13,10 +13,10 @@ import pytest
 from redis.asyncio import Redis
 
 from consumers.backend import Answer, BackendError, SoFar
-from consumers.backend_gpu import GpuBackend
-from consumers.fleet import Replicas
-from consumers.health import State
-from consumers.places import Places
+from consumers.gpu.backend_gpu import GpuBackend
+from consumers.gpu.fleet import Replicas
+from consumers.gpu.health import State
+from consumers.gpu.places import Places
 from policies.deployments import Deployment, Tier, Timeouts
 from policies.fleets import Fleet, Folder, Listed, Waker
 from policies.retries import Failure

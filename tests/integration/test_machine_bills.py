@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from consumers.machine_bills import MachineBills
-from consumers.places import Ended, Places, Seen
+from consumers.gpu.machine_bills import MachineBills
+from consumers.gpu.places import Ended, Places, Seen
 from policies.machine_time import Phase
 from policies.scripts import BoardUnavailableError, Scripts
 from router.costs import machines

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from redis.asyncio import Redis
 
-from consumers.places import Ended, Known, Places, Seen
-from consumers.replicas import Learned
+from consumers.gpu.places import Ended, Known, Places, Seen
+from consumers.gpu.replicas import Learned
 from policies.scripts import Scripts
 from tests.builders import until
 

@@ -14,16 +14,16 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from redis.asyncio import Redis
 
+from consumers.aws.backend_sagemaker import SageMakerBackend
+from consumers.aws.sagemaker_figures import NAMESPACE
+from consumers.aws.sagemaker_instances import Instances
+from consumers.aws.sagemaker_meters import SageMakerMeters
+from consumers.aws.sagemaker_scaling import COLD_S
 from consumers.backend import Answer, BackendError, SoFar, Submitted
-from consumers.backend_sagemaker import SageMakerBackend
 from consumers.collector import Collector
-from consumers.machine_bills import MachineBills
-from consumers.places import Places
+from consumers.gpu.machine_bills import MachineBills
+from consumers.gpu.places import Places
 from consumers.retrier import Retrier
-from consumers.sagemaker_figures import NAMESPACE
-from consumers.sagemaker_instances import Instances
-from consumers.sagemaker_meters import SageMakerMeters
-from consumers.sagemaker_scaling import COLD_S
 from gateway.quotes import Quotes
 from policies.deployments import SYNC_BYTES, Deployment
 from policies.retries import Failure

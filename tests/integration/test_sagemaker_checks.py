@@ -16,8 +16,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from consumers.sagemaker_clients import AwsClients
-from consumers.sagemaker_preflight import Preflight, Trouble
+from consumers.aws.sagemaker_clients import AwsClients
+from consumers.aws.sagemaker_preflight import Preflight, Trouble
 from gateway.cli import app
 from policies.deployments import SageMaker
 from tests.aws import REGION, AwsPlace

@@ -15,14 +15,14 @@ import boto3
 import pytest
 from redis.asyncio import Redis
 
-from consumers import shipper
 from consumers.asked_jobs import AskedJobs
+from consumers.aws import shipper
+from consumers.aws.backend_shipping import ShippingBackend
+from consumers.aws.shipments import How, Phase, Shipment, Shipments
 from consumers.backend import NoticingBackend, PlacedBackend, RecoveringBackend
 from consumers.backend_echo import EchoBackend
-from consumers.backend_shipping import ShippingBackend
 from consumers.collector import Collector
 from consumers.retrier import Retrier
-from consumers.shipments import How, Phase, Shipment, Shipments
 from policies.deployments import Bedrock, Deployment, Limits
 from policies.pricing import Meter, Price
 from policies.shipping import Shipping

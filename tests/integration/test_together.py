@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from consumers.backend_gpu import GpuBackend
+from consumers.gpu.backend_gpu import GpuBackend
 from policies.deployments import Deployment, Limits, Modality
 from policies.tenants import Tenant
 from router import topics

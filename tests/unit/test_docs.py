@@ -19,9 +19,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from starlette import routing
 
-from consumers.fleet_meters import FleetMeters
+from consumers.aws.sagemaker_meters import SageMakerMeters
+from consumers.gpu.fleet_meters import FleetMeters
 from consumers.meters import WebhookMeters, WorkerMeters
-from consumers.sagemaker_meters import SageMakerMeters
 from consumers.tally import Tally
 from gateway import render, wiring
 from gateway.app import routes

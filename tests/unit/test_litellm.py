@@ -35,7 +35,7 @@ def loaded(tmp_path: Path, before: str) -> list[str]:
 
 
 def test_to_load_it_opens_no_socket_and_reads_no_file_of_the_folder(tmp_path: Path) -> None:
-    said = loaded(tmp_path, "import consumers.litellm_library")
+    said = loaded(tmp_path, "import consumers.aws.litellm_library")
 
     assert said == ["leaked: None", "threads: 1"]
 

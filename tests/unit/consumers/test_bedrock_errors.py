@@ -3,7 +3,7 @@
 import pytest
 from botocore.session import Session
 
-from consumers.bedrock_errors import BY_CODE, Pressure, meaning, waiting
+from consumers.aws.bedrock_errors import BY_CODE, Pressure, meaning, waiting
 from policies.retries import MAY_HAVE_RUN, Failure
 
 # Code, status, failure, pressure on the limiter, tries, whether the deployment stands still.

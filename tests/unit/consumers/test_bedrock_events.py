@@ -5,7 +5,7 @@ import json
 import pytest
 from moto.core.serialize import EventStreamEncoder  # type: ignore[attr-defined]
 
-from consumers.bedrock_events import Events, Fault, used
+from consumers.aws.bedrock_events import Events, Fault, used
 from policies.pricing import Usage
 
 ENCODER = EventStreamEncoder()

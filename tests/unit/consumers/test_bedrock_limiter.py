@@ -1,7 +1,7 @@
 """How many calls at once a worker has on a model of Bedrock: learned from what it refuses."""
 
-from consumers.bedrock_errors import Pressure
-from consumers.bedrock_limiter import Limiter
+from consumers.aws.bedrock_errors import Pressure
+from consumers.aws.bedrock_limiter import Limiter
 
 
 def a_limiter(calls: int, *, concurrency: int | None = None) -> Limiter:

@@ -9,9 +9,9 @@ from botocore.session import Session
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers import bedrock_records
+from consumers.aws import bedrock_records
+from consumers.aws.bedrock_records import NotCarriedError, Output
 from consumers.backend import BackendError
-from consumers.bedrock_records import NotCarriedError, Output
 from policies.deployments import Bedrock
 from policies.pricing import Basis, Usage
 from tests.builders import a_body, a_deployment, a_job

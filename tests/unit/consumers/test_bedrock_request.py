@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from consumers import bedrock_request
+from consumers.aws import bedrock_request
 from consumers.backend import BackendError
 from policies.deployments import Bedrock, Deployment, Tier
 from policies.retries import Failure

@@ -2,7 +2,7 @@
 
 import pytest
 
-from consumers.engines import DIALECTS, UNKNOWN, Bounds, Facts, bounds, facts, recognised
+from consumers.gpu.engines import DIALECTS, UNKNOWN, Bounds, Facts, bounds, facts, recognised
 from policies.fleets import Engine
 
 VLLM = """

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.health import FAILURES, FIRST_OUT_S, LONGEST_OUT_S, MISSED, PROBES, WINDOW_S, Health, Probe, State
+from consumers.gpu.health import FAILURES, FIRST_OUT_S, LONGEST_OUT_S, MISSED, PROBES, WINDOW_S, Health, Probe, State
 
 
 def a_ready_one() -> Health:

@@ -1,6 +1,6 @@
 """How fast jobs begin: counted only while some wait, since an idle lane's rate is that of its callers."""
 
-from consumers.pace import MEMORY_S, Pace
+from consumers.gpu.pace import MEMORY_S, Pace
 from router.queues import Working
 
 TOPIC = "jobs.gpu.text.light.standard"

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.replicas import (
+from consumers.gpu.replicas import (
     LEARN_S,
     LEAST_PREFIX,
     LOWERED,

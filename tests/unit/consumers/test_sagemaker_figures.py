@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from consumers.sagemaker_figures import (
+from consumers.aws.sagemaker_figures import (
     BACKLOG,
     COUNTS,
     IN_BACKLOG,
@@ -20,8 +20,8 @@ from consumers.sagemaker_figures import (
     counted,
     level,
 )
-from consumers.sagemaker_meters import SageMakerMeters
-from consumers.sagemaker_watch import Watch
+from consumers.aws.sagemaker_meters import SageMakerMeters
+from consumers.aws.sagemaker_watch import Watch
 from tests.builders import a_deployment
 
 NOW = datetime(2026, 11, 29, 10, 0, 30, tzinfo=UTC)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.sagemaker_notices import LONGEST_REASON, CallName, Ending, Told, is_canary, mark, read
+from consumers.aws.sagemaker_notices import LONGEST_REASON, CallName, Ending, Told, is_canary, mark, read
 
 JOB = "01KB7M4Q3M7C9V2W6T8X0Y1Z2A"
 NAME = CallName.of("acme", JOB, 2)

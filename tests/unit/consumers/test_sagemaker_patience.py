@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.sagemaker_patience import LATEST_S, REMEMBERED, UNSURE_S, OpenCalls, Waits, longest, next_look
+from consumers.aws.sagemaker_patience import LATEST_S, REMEMBERED, UNSURE_S, OpenCalls, Waits, longest, next_look
 from policies.deployments import SageMaker
 
 PLACE = SageMaker("us-east-1", request_ttl_s=600, invocation_timeout_s=300)

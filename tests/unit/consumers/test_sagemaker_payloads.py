@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from consumers.aws.sagemaker_payloads import answer, request
 from consumers.backend import Answer, BackendError
-from consumers.sagemaker_payloads import answer, request
 from policies.deployments import PayloadFormat, SageMaker
 from policies.pricing import Basis
 from policies.retries import Failure

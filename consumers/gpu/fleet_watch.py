@@ -9,16 +9,16 @@ from typing import Protocol
 import aiohttp
 import structlog
 
-from consumers.discovery import Discovery, discovery
-from consumers.engines import Facts
-from consumers.fleet_meters import FleetMeters
-from consumers.health import State
-from consumers.machine_bills import MachineBills
-from consumers.members import Member
-from consumers.places import Places, Seen
-from consumers.probing import Probed, ask
-from consumers.replicas import lowered, raised
-from consumers.waking import wake
+from consumers.gpu.discovery import Discovery, discovery
+from consumers.gpu.engines import Facts
+from consumers.gpu.fleet_meters import FleetMeters
+from consumers.gpu.health import State
+from consumers.gpu.machine_bills import MachineBills
+from consumers.gpu.members import Member
+from consumers.gpu.places import Places, Seen
+from consumers.gpu.probing import Probed, ask
+from consumers.gpu.replicas import lowered, raised
+from consumers.gpu.waking import wake
 from policies.fleets import MOST_REPLICAS, Fleet
 from policies.scripts import BoardUnavailableError
 from router.log import LogUnavailableError

@@ -172,4 +172,4 @@ def _dollars(picodollars: str) -> Decimal:
 
 
 def _script(name: str) -> Script:
-    return Script.load("consumers", "shipments_functions", f"shipments_{name}")
+    return Script.load("consumers.aws", "shipments_functions", f"shipments_{name}")

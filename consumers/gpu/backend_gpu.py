@@ -13,18 +13,18 @@ from types import SimpleNamespace
 import aiohttp
 
 from consumers.backend import Answer, BackendError, OnChunk, SoFar
-from consumers.discovery import discovery
-from consumers.fleet import Replicas
-from consumers.fleet_meters import FleetMeters
 from consumers.gathered import Gathered, MalformedChunkError, Object, as_chunk
-from consumers.machine_bills import MachineBills
-from consumers.members import Place
-from consumers.places import Places
+from consumers.gpu.discovery import discovery
+from consumers.gpu.fleet import Replicas
+from consumers.gpu.fleet_meters import FleetMeters
+from consumers.gpu.machine_bills import MachineBills
+from consumers.gpu.members import Place
+from consumers.gpu.places import Places
+from consumers.gpu.whole_call import WholeCall
+from consumers.gpu.wire import base_of, read_most, unreachable
 from consumers.refusals import Refusal, of_event, of_response
 from consumers.sse import Event, Events, EventTooLargeError
 from consumers.upstream import Upstream, upstream
-from consumers.whole_call import WholeCall
-from consumers.wire import base_of, read_most, unreachable
 from policies.deployments import Deployment
 from policies.fleets import Fleet
 from policies.pricing import Usage

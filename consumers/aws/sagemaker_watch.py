@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from consumers.sagemaker_figures import (
+from consumers.aws.sagemaker_figures import (
     COUNTS,
     FAULTS,
     LATENCY,
@@ -19,7 +19,7 @@ from consumers.sagemaker_figures import (
     counted,
     level,
 )
-from consumers.sagemaker_meters import SageMakerMeters
+from consumers.aws.sagemaker_meters import SageMakerMeters
 from policies.deployments import Deployment
 
 log = structlog.get_logger(__name__)

@@ -9,8 +9,8 @@ import aiohttp
 
 from consumers import whole
 from consumers.backend import Answer, BackendError
+from consumers.gpu.wire import base_of, read_most, unreachable
 from consumers.refusals import Refusal, of_event, of_response
-from consumers.wire import base_of, read_most, unreachable
 from policies.deployments import Deployment
 from policies.pricing import Usage
 from policies.retries import Failure

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from consumers.bedrock_errors import Pressure
-from consumers.replicas import Learned, lowered, raised
+from consumers.aws.bedrock_errors import Pressure
+from consumers.gpu.replicas import Learned, lowered, raised
 
 CEILING = 1000  # calls at once, where no limit is set: what was learned above it is forgotten
 

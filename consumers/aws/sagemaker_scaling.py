@@ -8,7 +8,7 @@ developer guide, "Autoscale an asynchronous endpoint".)
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from consumers.sagemaker_figures import NAMESPACE
+from consumers.aws.sagemaker_figures import NAMESPACE
 
 COUNT = "sagemaker:variant:DesiredInstanceCount"
 COMES_S = 300  # how long an instance takes to come, about: no second decision before it can have helped

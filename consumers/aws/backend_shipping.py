@@ -12,8 +12,12 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from consumers import bedrock_records
 from consumers.asked_jobs import AskedJobs
+from consumers.aws import bedrock_records
+from consumers.aws.bedrock_jobs import BedrockJobs
+from consumers.aws.sagemaker_clients import THREADS
+from consumers.aws.shipments import How, Phase, Shipments, record_of
+from consumers.aws.shipper import POLL_S, Shipper, Told
 from consumers.backend import (
     Answer,
     Backend,
@@ -27,10 +31,6 @@ from consumers.backend import (
     SoFar,
     Submitted,
 )
-from consumers.bedrock_jobs import BedrockJobs
-from consumers.sagemaker_clients import THREADS
-from consumers.shipments import How, Phase, Shipments, record_of
-from consumers.shipper import POLL_S, Shipper, Told
 from policies.deployments import Deployment
 from policies.pricing import Usage, cost
 from policies.retries import Failure

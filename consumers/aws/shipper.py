@@ -16,12 +16,12 @@ from typing import BinaryIO
 import structlog
 from ulid import ULID
 
-from consumers import bedrock_records
 from consumers.asked_jobs import AskedJobs
+from consumers.aws import bedrock_records
+from consumers.aws.bedrock_jobs import AwsError, BedrockJobs, RefusedError
+from consumers.aws.bedrock_records import NotCarriedError, Output
+from consumers.aws.shipments import How, Phase, Shipment, Shipments, job_of
 from consumers.backend import Notice
-from consumers.bedrock_jobs import AwsError, BedrockJobs, RefusedError
-from consumers.bedrock_records import NotCarriedError, Output
-from consumers.shipments import How, Phase, Shipment, Shipments, job_of
 from policies.deployments import Deployment
 from policies.shipping import Close, GiveBack, Shipping, decide
 from router.payloads import PayloadUnavailableError

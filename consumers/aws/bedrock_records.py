@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
 
+from consumers.aws.bedrock_events import MALFORMED, used
+from consumers.aws.bedrock_request import HINTS, OURS
 from consumers.backend import Answer, BackendError
-from consumers.bedrock_events import MALFORMED, used
-from consumers.bedrock_request import HINTS, OURS
 from consumers.gathered import Gathered, MalformedChunkError, Object, compact
 from consumers.upstream import OUTPUT_BOUNDS, choices, most_output, parsed
 from policies.deployments import Deployment

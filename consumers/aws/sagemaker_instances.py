@@ -12,8 +12,8 @@ from typing import Any
 
 import structlog
 
-from consumers.machine_bills import MachineBills
-from consumers.places import Ended, Places, Seen
+from consumers.gpu.machine_bills import MachineBills
+from consumers.gpu.places import Ended, Places, Seen
 from policies.machine_time import Phase
 from policies.scripts import BoardUnavailableError
 from router.log import LogUnavailableError

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from consumers.sagemaker_clients import AwsClients, words
+from consumers.aws.sagemaker_clients import AwsClients, words
 from policies.deployments import Bedrock, Deployment
 from policies.shipping import Shipping
 

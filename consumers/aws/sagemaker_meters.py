@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from consumers.sagemaker_figures import (
+from consumers.aws.sagemaker_figures import (
     BACKLOG,
     IN_BACKLOG,
     LATENCY,

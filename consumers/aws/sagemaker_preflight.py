@@ -15,9 +15,9 @@ from uuid import uuid4
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from consumers.sagemaker_clients import words
-from consumers.sagemaker_figures import FAULTS, NAMESPACE
-from consumers.sagemaker_notices import CANARY
+from consumers.aws.sagemaker_clients import words
+from consumers.aws.sagemaker_figures import FAULTS, NAMESPACE
+from consumers.aws.sagemaker_notices import CANARY
 from policies.deployments import Deployment, SageMaker
 
 CANARY_S = 20.0

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from consumers.discovery import Replica
-from consumers.engines import UNKNOWN, Bounds, Facts
-from consumers.health import Health, State
-from consumers.replicas import FULL, Learned, cap
+from consumers.gpu.discovery import Replica
+from consumers.gpu.engines import UNKNOWN, Bounds, Facts
+from consumers.gpu.health import Health, State
+from consumers.gpu.replicas import FULL, Learned, cap
 from policies.fleets import Engine, Fleet
 from policies.machine_time import Phase
 

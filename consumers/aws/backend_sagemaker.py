@@ -28,15 +28,15 @@ from botocore.exceptions import (
 )
 from prometheus_client import CollectorRegistry
 
+from consumers.aws.sagemaker_clients import THREADS, AwsClients
+from consumers.aws.sagemaker_instances import LOOKED_AT_EVERY, SEEN_EVERY_S, Instances
+from consumers.aws.sagemaker_meters import Result, SageMakerMeters
+from consumers.aws.sagemaker_notices import CallName, Ending, Told, is_canary, mark, read
+from consumers.aws.sagemaker_patience import OpenCalls, Waits, longest, next_look
+from consumers.aws.sagemaker_payloads import JSON, LARGEST_ANSWER, answer, request
+from consumers.aws.sagemaker_scaling import COLD_S
+from consumers.aws.sagemaker_watch import EVERY_S, Watch
 from consumers.backend import Answer, BackendError, Late, Notice, OnChunk, Pending, SoFar, Submitted
-from consumers.sagemaker_clients import THREADS, AwsClients
-from consumers.sagemaker_instances import LOOKED_AT_EVERY, SEEN_EVERY_S, Instances
-from consumers.sagemaker_meters import Result, SageMakerMeters
-from consumers.sagemaker_notices import CallName, Ending, Told, is_canary, mark, read
-from consumers.sagemaker_patience import OpenCalls, Waits, longest, next_look
-from consumers.sagemaker_payloads import JSON, LARGEST_ANSWER, answer, request
-from consumers.sagemaker_scaling import COLD_S
-from consumers.sagemaker_watch import EVERY_S, Watch
 from policies.deployments import SYNC_BYTES, Deployment, SageMaker
 from policies.pricing import Basis, Usage
 from policies.retries import Failure

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import cast
 
-from consumers.fleet_meters import FleetMeters
+from consumers.gpu.fleet_meters import FleetMeters
 from policies.machine_time import Bill, Phase, Ran, split
 from policies.quota import deployment_slot
 from policies.scripts import Script, Scripts, Value
@@ -166,4 +166,4 @@ def _dollars(picodollars: int) -> str:
 
 
 def _script(name: str) -> Script:
-    return Script.load("consumers", "places_functions", f"places_{name}")
+    return Script.load("consumers.gpu", "places_functions", f"places_{name}")

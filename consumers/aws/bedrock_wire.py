@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import httpx
 
-from consumers.bedrock_events import Events, Fault
-from consumers.litellm_library import AsyncHTTPHandler
+from consumers.aws.bedrock_events import Events, Fault
+from consumers.aws.litellm_library import AsyncHTTPHandler
+from consumers.gpu.wire import read_most, unreachable
 from consumers.refusals import Refusal, retry_after
-from consumers.wire import read_most, unreachable
 from policies.deployments import Timeouts
 from policies.retries import Failure
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from consumers.replicas import Learned
+from consumers.gpu.replicas import Learned
 from policies.quota import deployment_slot
 from policies.scripts import Script, Scripts, Value
 
@@ -135,4 +135,4 @@ def _given(ended: Sequence[Ended]) -> list[Value]:
 
 
 def _script(name: str) -> Script:
-    return Script.load("consumers", "places_functions", f"places_{name}")
+    return Script.load("consumers.gpu", "places_functions", f"places_{name}")

@@ -5,8 +5,8 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from consumers.sagemaker_clients import AwsError, words
-from consumers.sagemaker_scaling import Scaling
+from consumers.aws.sagemaker_clients import AwsError, words
+from consumers.aws.sagemaker_scaling import Scaling
 
 
 def apply(plan: Scaling, client: Callable[[str], Any]) -> None:

@@ -7,10 +7,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
-from consumers import engines
-from consumers.discovery import Replica
-from consumers.engines import UNKNOWN, Bounds, Facts
-from consumers.health import Probe
+from consumers.gpu import engines
+from consumers.gpu.discovery import Replica
+from consumers.gpu.engines import UNKNOWN, Bounds, Facts
+from consumers.gpu.health import Probe
 from policies.fleets import Engine
 
 PROBE_S = 2.0

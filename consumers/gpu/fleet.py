@@ -12,13 +12,13 @@ import aiohttp
 import structlog
 
 from consumers.backend import BackendError, SoFar
-from consumers.fleet_meters import FleetMeters
-from consumers.fleet_watch import Watch
-from consumers.health import State
-from consumers.machine_bills import MachineBills
-from consumers.members import Member, Place
-from consumers.places import Ended, Places
-from consumers.replicas import Candidate, cap, prefix_of, ranked
+from consumers.gpu.fleet_meters import FleetMeters
+from consumers.gpu.fleet_watch import Watch
+from consumers.gpu.health import State
+from consumers.gpu.machine_bills import MachineBills
+from consumers.gpu.members import Member, Place
+from consumers.gpu.places import Ended, Places
+from consumers.gpu.replicas import Candidate, cap, prefix_of, ranked
 from policies.concurrency import Usual
 from policies.deployments import Deployment
 from policies.ending import ended

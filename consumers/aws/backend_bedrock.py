@@ -11,14 +11,15 @@ from typing import Any
 import aiohttp
 import structlog
 
-from consumers import bedrock_request, whole
+from consumers import whole
+from consumers.aws import bedrock_request
+from consumers.aws.bedrock_errors import BY_CODE, Meaning, Pressure, meaning, waiting
+from consumers.aws.bedrock_events import MALFORMED
+from consumers.aws.bedrock_limiter import Limiter
+from consumers.aws.bedrock_wire import Wire, tracing
+from consumers.aws.litellm_library import litellm, quiet
 from consumers.backend import Answer, BackendError, OnChunk, SoFar
-from consumers.bedrock_errors import BY_CODE, Meaning, Pressure, meaning, waiting
-from consumers.bedrock_events import MALFORMED
-from consumers.bedrock_limiter import Limiter
-from consumers.bedrock_wire import Wire, tracing
 from consumers.gathered import Gathered, MalformedChunkError, Object, compact
-from consumers.litellm_library import litellm, quiet
 from consumers.upstream import parsed
 from policies.deployments import Bedrock, Deployment, Tier
 from policies.pricing import Usage

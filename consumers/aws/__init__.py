@@ -1,0 +1,1 @@
+"""What runs at Amazon: Bedrock, its batch jobs, and SageMaker's endpoints."""

@@ -1,0 +1,1 @@
+"""Self-hosted servers: any OpenAI-compatible one, alone or as one of many replicas."""
