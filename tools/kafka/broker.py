@@ -136,13 +136,19 @@ class Cluster:
                 time.sleep(0.1)
 
     def elect_preferred_leaders(self) -> None:
-        """Ask for each partition's first replica to lead it again, as after a restart somebody else does."""
+        """Ask for each partition's first replica to lead it again, as after a restart somebody else does.
+
+        All brokers are asked: one that does not lead the controllers was seen to answer with nothing, and do nothing.
+        """
         body = struct.pack(">hhih", 43, 0, 1, -1) + struct.pack(">ii", -1, 30_000)  # ElectLeaders, of all topics
-        with socket.create_connection((HOST, self.brokers[0].port), timeout=5) as connection:
-            connection.settimeout(30)
-            connection.sendall(struct.pack(">i", len(body)) + body)
-            if len(connection.recv(64)) < 8:
-                raise KafkaToolError("the broker did not answer to an election of leaders")
+        for broker in self.brokers:
+            if broker.process is None:
+                continue
+            with socket.create_connection((HOST, broker.port), timeout=5) as connection:
+                connection.settimeout(30)
+                connection.sendall(struct.pack(">i", len(body)) + body)
+                if len(connection.recv(64)) < 8:
+                    raise KafkaToolError("a broker did not answer to an election of leaders")
 
     def _format(self) -> None:
         cluster_id = base64.urlsafe_b64encode(b"P" + uuid.uuid4().bytes[1:]).rstrip(b"=").decode()  # no leading dash
