@@ -46,6 +46,7 @@ class Attempt(Means):
             case AtBackend():
                 return HandedOff()
             case Finished():
+                self.meters.avoided()
                 await self.until_it_works(lambda: self.outbox.drain(job.tenant, job_id=job.id))
                 return Concluded()
             case Moved(job):
@@ -76,6 +77,7 @@ class Attempt(Means):
             number=number,
             seconds_left=claim.seconds_left,
             rid=reservation_id(job.id, number),
+            born_at=self.clock() - (job.expires_at - job.created_at - claim.seconds_left),
             is_rerun=claim.attempts > 0,
         )
 

@@ -98,6 +98,7 @@ class Calling:
             ttl_s=running.seconds_left + 3600,
         )
         means.gate.told(job.id, verdict, means.clock())
+        means.meters.verdict(verdict)
         match verdict:
             case Granted():
                 running.is_granted = True
@@ -171,7 +172,7 @@ class Calling:
         so_far = SoFar()
         let_through.sent()
         try:
-            answer = await self._answer(asked, so_far)
+            answer = await self._counted(asked, so_far)
         except BackendError as error:
             return await self.following.failed(error)
         except asyncio.CancelledError:
@@ -185,6 +186,24 @@ class Calling:
             return await self.hand_off.keep(job, answer)
         let_through.answered()
         return await self.following.answered(answer, asked)
+
+    async def _counted(self, job: Job, so_far: SoFar) -> Answer | Submitted:
+        means, running = self.means, self.running
+        began, is_answered = means.clock(), False
+        means.meters.calling(
+            job,
+            running.deployment.name,
+            age_s=began - running.born_at,
+            is_first=running.number == 1,
+            is_retry=running.number - job.route.spent > 1,
+        )
+        try:
+            answer = await self._answer(job, so_far)
+            is_answered = isinstance(answer, Answer)
+            return answer
+        finally:
+            seconds = means.clock() - began
+            means.meters.called(running.deployment.name, seconds, so_far.first_token_s, is_answered=is_answered)
 
     async def _answer(self, job: Job, so_far: SoFar) -> Answer | Submitted:
         running = self.running

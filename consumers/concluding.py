@@ -69,6 +69,8 @@ class Concluding:
             return Later(1.0, "lost")
         if attempted is not None:
             running.tally.add(tokens=attempted.tokens, usd=total(lines), concluded=True, retried=False)
+            self._charged(attempted)
+        means.meters.ended(job, state, age_s=means.clock() - running.born_at)
         log.info(
             "job_ended",
             job=job.id,
@@ -105,7 +107,13 @@ class Concluding:
         charged = await means.until_it_works(lambda: means.board.close_attempt(job, attempted))
         if charged.text == attempted.text(job, concluded=False):  # otherwise another has charged it, as lost or as late
             running.tally.add(tokens=attempted.tokens, usd=total(attempted.lines), concluded=False, retried=True)
+            self._charged(attempted)
         await means.until_it_works(lambda: means.outbox.publish(job.tenant, [charged]))
+
+    def _charged(self, attempted: Attempted) -> None:
+        running = self.running
+        outcome = attempted.lines[0].outcome if attempted.lines else "unused"
+        self.means.meters.charged(running.job, running.deployment.name, attempted.lines, attempted.tokens, outcome)
 
     async def charge_lost(self, attempt: int) -> None:
         """An attempt whose process died in it: it may have been billed, so its input is charged, as an estimate."""

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import structlog
+from prometheus_client import CollectorRegistry
 
+from consumers.attempt_meters import AttemptMeters
 from consumers.backend import Backend, HandOffBackend, PlacedBackend
 from consumers.gate import Gate
 from consumers.learning import Learning
@@ -58,6 +60,7 @@ class Means:
     clock: Callable[[], float] = time.monotonic
     gate: Gate = field(default_factory=Gate)
     shadowed: Callable[[Sequence[Shadow]], None] = _ignore
+    meters: AttemptMeters = field(default_factory=lambda: AttemptMeters(CollectorRegistry()))
     learning: Learning | None = None
     places: PlacedBackend | None = field(init=False)
     leases: Leases = field(init=False)

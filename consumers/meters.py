@@ -7,6 +7,23 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from consumers.outcome import Concluded, Dead, HandedOff, Later, Left, MovedOn, Outcome, Waiting
 from policies.quota import Shadow
 from policies.retries import Failure
+from router.job import Job, JobState
+
+
+class JobMeters:
+    """The counter of a process that ends jobs."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._ended = Counter(
+            "pointsman_jobs_ended_total",
+            "Jobs that are over",
+            ["lane", "class", "state"],
+            registry=registry,
+        )
+
+    def ended(self, job: Job, state: JobState) -> None:
+        """A job is over."""
+        self._ended.labels(job.route.lane, job.job_class, state).inc()
 
 
 class WorkerMeters:

@@ -31,8 +31,9 @@ class Stop(StrEnum):
 class Running:
     """One attempt at a job that this process owns.
 
-    `rid` is its reservation's. `is_open` once its call may have been made, until then nothing is charged for it;
-    `is_rerun` where an earlier attempt was, so that the board knows more charges than this one's.
+    `rid` is its reservation's, `born_at` the moment of the job's accept on this process' steady clock. `is_open` once
+    its call may have been made, until then nothing is charged for it; `is_rerun` where an earlier attempt was, so that
+    the board knows more charges than this one's.
     """
 
     job: Job
@@ -43,6 +44,7 @@ class Running:
     number: int
     seconds_left: float
     rid: str
+    born_at: float
     is_rerun: bool
     is_granted: bool = False
     is_open: bool = False

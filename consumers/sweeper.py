@@ -26,9 +26,9 @@ TENANTS_AT_ONCE = 8
 class Sweeper:
     """Goes round all tenants: rejects what was never confirmed, expires what nobody runs, drains outboxes.
 
-    Its stamp on each tenant tells a Redis that stood still from owners that died. `trim` shortens the log,
-    where that is ours to do. `unpublished_s` is longer than any accept waits for the log, `left_behind_s`
-    longer than a living worker takes to publish.
+    Its stamp on each tenant tells a Redis that stood still from owners that died. `trim` shortens the log, where
+    that is ours to do; `look` counts what waits, `ended` hears of jobs that expired. `unpublished_s` is longer than
+    any accept waits for the log, `left_behind_s` longer than a living worker takes to publish.
     """
 
     board: Board
@@ -37,10 +37,11 @@ class Sweeper:
     tenants: Collection[str]
     lease_s: float
     trim: Callable[[], Awaitable[None]] | None = None
-    count_queues: Callable[[], Awaitable[None]] | None = None
+    look: Callable[[], Awaitable[None]] | None = None
+    ended: Callable[[Job, JobState], None] = lambda job, state: None
     every_s: float = 1.0
     trim_every: int = 30  # rounds
-    count_every: int = 3
+    look_every: int = 3
     unpublished_s: float = 60.0
     left_behind_s: float = 10.0
 
@@ -50,8 +51,8 @@ class Sweeper:
         while not stop.is_set():
             try:
                 await self.sweep()
-                if self.count_queues is not None and rounds % self.count_every == 0:
-                    await self.count_queues()
+                if self.look is not None and rounds % self.look_every == 0:
+                    await self.look()
                 if self.trim is not None and rounds % self.trim_every == 0:
                     await self.trim()
             except (BoardUnavailableError, LogUnavailableError, PayloadUnavailableError) as error:
@@ -115,6 +116,7 @@ class Sweeper:
             view.job, JobState.EXPIRED, usd=view.usd, attempts=view.attempts, error_code="expired"
         )
         if await self.board.expire(tenant, job_id, event) is JobState.EXPIRED:
+            self.ended(view.job, JobState.EXPIRED)
             log.info("job_expired", job=job_id, tenant=tenant)
 
     def _lost(self, job: Job, attempt: int) -> Attempted:

@@ -49,6 +49,18 @@ class Metrics:
         self._jobs = Counter(
             "pointsman_jobs_accepted", "Jobs that were accepted.", ["lane", "class"], registry=self.registry
         )
+        self._accepts = Histogram(
+            "pointsman_accept_seconds",
+            "From a checked request to a job that cannot be lost.",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "pointsman_quota_refusals",
+            "Callers who were over a limit, by `wait`, or `exhausted` for a budget.",
+            ["verdict", "limit"],
+            registry=self.registry,
+        )
         self._shadows = Counter(
             "pointsman_shadow_refusals",
             "Calls that a limit would have refused, were it not a shadow.",
@@ -84,8 +96,13 @@ class Metrics:
         kept[0].inc()
         kept[1].observe(seconds)
 
-    def accepted(self, lane: str, job_class: str) -> None:
-        """One job was accepted."""
+    def refused(self, limit: str, *, is_budget: bool) -> None:
+        """A caller was over a limit."""
+        self._refused.labels("exhausted" if is_budget else "wait", limit).inc()
+
+    def accepted(self, lane: str, job_class: str, seconds: float) -> None:
+        """One job was accepted, within so long."""
+        self._accepts.observe(seconds)
         kept = self._accepted.get((lane, job_class))
         if kept is None:
             kept = self._accepted[lane, job_class] = self._jobs.labels(lane, job_class)

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -28,6 +29,7 @@ from router.rebuild import begin
 from router.wakeups import Wakeups
 
 if TYPE_CHECKING:
+    from consumers.lanes import Lanes
     from gateway.services import Services
 
 log = structlog.get_logger(__name__)
@@ -100,14 +102,15 @@ async def worker(settings: Settings, backend: str, *, until_stdin_closes: bool =
 async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> None:
     """A sweeper."""
     async with wiring.core(settings) as core:
-        sweeping, registry = wiring.sweeper(core), CollectorRegistry()
+        lanes, registry = wiring.lanes(core), CollectorRegistry()
+        sweeping = wiring.sweeper(core, lanes, registry)
 
         async def fault() -> str | None:
             await core.board.ping()
             await core.log.ping()
             return None
 
-        health = _health(registry, fault)
+        health = _health(registry, fault, Route("/scale/{lane}", partial(_scale, lanes)))
         where = settings.sweeper.health_host, settings.sweeper.health_port
         async with (
             _stopping(until_stdin_closes) as stop,
@@ -156,7 +159,7 @@ async def collector(settings: Settings, backend: str, *, until_stdin_closes: boo
     """Concludes what a backend that takes jobs (SageMaker's asynchronous endpoints will) works on."""
     registry = CollectorRegistry()
     async with wiring.core(settings) as core, wiring.open_backend(core, backend, registry, calls=False) as opened:
-        collecting = wiring.collector(core, opened, backend)
+        collecting = wiring.collector(core, opened, backend, registry)
 
         async def fault() -> str | None:
             await core.board.ping()
@@ -245,7 +248,27 @@ async def _served(app: Starlette, host: str, port: int) -> AsyncGenerator[None]:
         await serving
 
 
-def _health(registry: CollectorRegistry, fault: Callable[[], Awaitable[str | None]]) -> Starlette:
+async def _scale(lanes: "Lanes", request: Request) -> Response:
+    """What an autoscaler needs to know of a lane. While that is not known, this is an error and no guess."""
+    lane = request.path_params["lane"]
+    if lane not in lanes.names:
+        return JSONResponse({"error": "there is no such lane", "lanes": lanes.names}, 404)
+    if not lanes.is_known:
+        return JSONResponse({"error": "the lanes have not been counted for a while; is the log there?"}, 503)
+    line = lanes.of(lane)
+    return JSONResponse(
+        {
+            "lane": lane,
+            "backlog": line.backlog,
+            "waiting": line.waiting,
+            "running": line.running,
+            "oldest_s": round(line.oldest_s, 3),
+            "workers": line.workers,
+        }
+    )
+
+
+def _health(registry: CollectorRegistry, fault: Callable[[], Awaitable[str | None]], *further: Route) -> Starlette:
     async def healthz(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
@@ -260,7 +283,7 @@ def _health(registry: CollectorRegistry, fault: Callable[[], Awaitable[str | Non
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     return Starlette(
-        routes=[Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)],
+        routes=[Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics), *further],
     )
 
 

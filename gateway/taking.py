@@ -1,5 +1,6 @@
 """What every endpoint that makes jobs does with a request: take it, then leave its caller, or wait."""
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import body, render
-from gateway.accept import Acceptance
+from gateway.accept import Acceptance, OverQuotaError
 from gateway.asked import Asked, idempotency_key, trace
 from gateway.auth import authenticate
 from gateway.cancel import cancel
@@ -73,19 +74,24 @@ class Taking:
         with services.inflight.request() as held:
             raw, values = await reading(request, held, services.http.max_body)
             asked = PARSERS[endpoint](values, prefers_async=_prefers_async(request))
-            accepted = await services.desk.accept(
-                holder,
-                asked,
-                endpoint=endpoint,
-                raw=raw,
-                values=values,
-                idempotency_key=key,
-                channel=services.delivery.channel if asked.waits else "",
-                hold=held.add,
-                traceparent=trace(request.headers.get("traceparent", "")),
-            )
-        route = accepted.view.job.route
-        services.metrics.accepted(route.lane, accepted.view.job.job_class)
+            began = time.perf_counter()
+            try:
+                accepted = await services.desk.accept(
+                    holder,
+                    asked,
+                    endpoint=endpoint,
+                    raw=raw,
+                    values=values,
+                    idempotency_key=key,
+                    channel=services.delivery.channel if asked.waits else "",
+                    hold=held.add,
+                    traceparent=trace(request.headers.get("traceparent", "")),
+                )
+            except OverQuotaError as error:
+                services.metrics.refused(error.limit, is_budget=error.seconds is None)
+                raise
+        job = accepted.view.job
+        services.metrics.accepted(job.route.lane, job.job_class, time.perf_counter() - began)
         services.metrics.shadowed(accepted.shadows)
         return Taken.of(accepted, asked)
 

@@ -10,7 +10,6 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
     nullcontext,
-    suppress,
 )
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +37,7 @@ from router.board import Board
 from router.epoch import Epoch
 from router.files import Files
 from router.keyring import Keyring
-from router.log import Log, Record, TopicMissingError
+from router.log import Log, Record
 from router.log_streams import StreamsLog
 from router.outbox import Outbox
 from router.payloads import Payloads
@@ -55,6 +54,7 @@ if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it count
     from consumers.aws.sagemaker_scaling import Scaling
     from consumers.backend import Backend
     from consumers.collector import Collector
+    from consumers.lanes import Lanes
     from consumers.rebuilder import Rebuilder
     from consumers.retrier import Retrier
     from consumers.sweeper import Sweeper
@@ -337,7 +337,9 @@ def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistr
         log=core.log,
         topics=topics.for_backend(name, core.deployments),
         group=f"{GROUP}.{name}",
-        attempt=attempt(core, backend, shadowed=meters.shadowed, failed=meters.failed, alarmed=meters.alarmed),
+        attempt=attempt(
+            core, backend, registry, shadowed=meters.shadowed, failed=meters.failed, alarmed=meters.alarmed
+        ),
         deployments=core.deployments,
         bounds=Bounds(
             look_ahead=settings.look_ahead,
@@ -354,17 +356,19 @@ def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistr
 def attempt(
     core: Core,
     backend: "Backend",
+    registry: CollectorRegistry,
     *,
     shadowed: "Callable[[Sequence[Shadow]], None]" = lambda _: None,
     failed: "Callable[[str, Failure], None]" = lambda deployment, failure: None,
     alarmed: "Callable[[str, bool], None]" = lambda deployment, stands_still: None,
 ) -> "Attempt":
-    """What runs one delivery of a job.
+    """What runs one delivery of a job, and counts in the registry.
 
     `shadowed` hears of limits that would have refused it, `failed` of the deployment and failure of each bad call,
     `alarmed` of a deployment that can do no job at all, and when it can again.
     """
     from consumers.attempt import Attempt
+    from consumers.attempt_meters import AttemptMeters
     from consumers.learning import Learning
     from consumers.onward import Onward
     from consumers.shadows import Shadows
@@ -396,6 +400,7 @@ def attempt(
         lease_s=settings.lease_s,
         most_deliveries=settings.max_deliveries,
         shadowed=shadowed,
+        meters=AttemptMeters(registry, core.tenants),
     )
 
 
@@ -531,9 +536,29 @@ def _with_extra(name: str) -> Iterator[None]:
         ) from error
 
 
-def sweeper(core: Core) -> "Sweeper":
+def lanes(core: Core) -> "Lanes":
+    """Counts what waits in each lane."""
+    from consumers.lanes import Lanes
+
+    backends = sorted({deployment.backend for deployment in core.deployments.values()})
+    groups = {
+        topic: f"{GROUP}.{backend}" for backend in backends for topic in topics.for_backend(backend, core.deployments)
+    }
+    return Lanes(core.log, Queues(Scripts(core.redis)), groups)
+
+
+def sweeper(core: Core, lanes: "Lanes", registry: CollectorRegistry) -> "Sweeper":
     """A sweeper for all tenants."""
+    from consumers.meters import JobMeters
     from consumers.sweeper import Sweeper
+    from consumers.sweeper_meters import DeploymentMeters, LaneMeters
+
+    LaneMeters(registry, lanes)
+    deployments = DeploymentMeters(registry, core.conditions, core.deployments)
+
+    async def look() -> None:
+        await deployments.look()
+        await lanes.count()
 
     return Sweeper(
         board=core.board,
@@ -542,33 +567,20 @@ def sweeper(core: Core) -> "Sweeper":
         tenants=tuple(core.tenants),
         lease_s=core.settings.worker.lease_s,
         trim=core.trim,
-        count_queues=_count_queues(core),
+        look=look,
+        ended=JobMeters(registry).ended,
         every_s=core.settings.sweeper.interval_s,
         unpublished_s=3 * core.settings.http.accept_wait_s,
     )
 
 
-def _count_queues(core: Core) -> Callable[[], Awaitable[None]]:
-    """What each lane's group has not done yet, for those who are asked when a job begins."""
-    queues = Queues(Scripts(core.redis))
-    backends = sorted({deployment.backend for deployment in core.deployments.values()})
-
-    async def count() -> None:
-        found = {}
-        for backend in backends:
-            for topic in topics.for_backend(backend, core.deployments):
-                with suppress(TopicMissingError):
-                    found[topic] = await core.log.backlog(topic, group=f"{GROUP}.{backend}")
-        await queues.count(found)
-
-    return count
-
-
-def collector(core: Core, backend: "Backend", name: str) -> "Collector":
+def collector(core: Core, backend: "Backend", name: str, registry: CollectorRegistry) -> "Collector":
     """Concludes what a backend works on while nobody waits."""
     from consumers.collector import Collector
 
-    return Collector(core.log, attempt(core, backend), name, tuple(core.tenants), queues=Queues(Scripts(core.redis)))
+    return Collector(
+        core.log, attempt(core, backend, registry), name, tuple(core.tenants), queues=Queues(Scripts(core.redis))
+    )
 
 
 @asynccontextmanager

@@ -108,3 +108,7 @@ class Log(Protocol):
     async def backlog(self, topic: str, *, group: str) -> int:
         """Records of `topic` that `group` has not done yet, those that are being worked on included."""
         ...
+
+    async def oldest(self, topic: str, *, group: str) -> float | None:
+        """When the oldest of these was appended, in seconds since the epoch; None: there is none."""
+        ...

@@ -60,6 +60,8 @@ QUIET_S = 10.0  # each message of aiokafka is printed once in this time
 UNREADABLE = (CorruptRecordException, ValueError)
 LINGER_S = 0.003  # that a record waits for others to share its request
 SHARED = 8  # records in a row on one partition at most, so that few long jobs do not wait for one worker
+NEVER = (-1, 0.0)
+LOOK_BYTES = 16 * 1024  # of a record that is only looked at; a broker gives a larger one whole
 NOTHING = TopicPartition("", -1)  # a poll of this partition takes nothing and counts as a poll
 
 log = structlog.get_logger()
@@ -142,6 +144,8 @@ class KafkaLog:
         self._refreshing = asyncio.Lock()
         self._observer: Any = None
         self._observing = asyncio.Lock()
+        self._looking = asyncio.Lock()
+        self._appended: dict[TopicPartition, tuple[int, float]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -291,6 +295,19 @@ class KafkaLog:
 
     async def backlog(self, topic: str, *, group: str) -> int:
         """Counts up to the oldest record that is not done: what was done after it is counted until that one is."""
+        return sum(end - first for first, end in (await self._open(topic, group)).values())
+
+    async def oldest(self, topic: str, *, group: str) -> float | None:
+        """On the clocks of those who append. Each record is looked at once, however often it is asked for."""
+        firsts = {each: first for each, (first, end) in (await self._open(topic, group)).items() if first < end}
+        new = {each: first for each, first in firsts.items() if self._appended.get(each, NEVER)[0] != first}
+        if new:
+            async with self._looking:
+                await _answer(self._look_at(new), REQUEST_S)
+        return min((self._appended[each][1] for each in firsts), default=None)
+
+    async def _open(self, topic: str, group: str) -> dict[TopicPartition, tuple[int, int]]:
+        """By partition the offset of the oldest record that is not done, and the one after the newest."""
         count = (await self.topics()).get(topic)
         if count is None:
             raise TopicMissingError(f"there is no topic {self._prefix}{topic}")
@@ -302,7 +319,26 @@ class KafkaLog:
         first = await _answer(observer.beginning_offsets(partitions), REQUEST_S)
         end = await _answer(observer.end_offsets(partitions), REQUEST_S)
         done = {each: committed[each].offset if each in committed else -1 for each in partitions}
-        return sum(max(0, end[each] - max(first[each], done[each])) for each in partitions)
+        firsts = {each: max(first[each], done[each]) for each in partitions}
+        return {each: (firsts[each], max(firsts[each], end[each])) for each in partitions}
+
+    async def _look_at(self, places: Mapping[TopicPartition, int]) -> None:
+        """When the record at each of these offsets was appended."""
+        observer = await self._observe()
+        observer.assign(list(places))
+        try:
+            for place, offset in places.items():
+                observer.seek(place, offset)
+            rest = set(places)
+            while rest:
+                for place, records in (await observer.getmany(*rest, timeout_ms=POLL_MS, max_records=1)).items():
+                    self._appended[place] = places[place], records[0].timestamp / 1000
+                    observer.pause(place)  # it makes room for those whose records are large
+                    rest.remove(place)
+        except ValueError as error:  # who takes records passes over it
+            raise LogUnavailableError("a record cannot be read") from error
+        finally:
+            observer.unsubscribe()
 
     async def _send(self, topic: str, record: Record) -> None:
         name = self._prefix + topic
@@ -380,7 +416,9 @@ class KafkaLog:
         """A consumer without a group that knows where topics end."""
         async with self._observing:
             if self._observer is None:
-                observer = AIOKafkaConsumer(**self._clients, request_timeout_ms=int(REQUEST_S * 1000))
+                observer = AIOKafkaConsumer(
+                    **self._clients, max_partition_fetch_bytes=LOOK_BYTES, request_timeout_ms=int(REQUEST_S * 1000)
+                )
                 try:
                     await _answer(observer.start(), REQUEST_S)
                 except BaseException:

@@ -112,6 +112,18 @@ class StreamsLog:
                 return int(found["pending"]) + (length if lag is None else int(lag))
         return length
 
+    async def oldest(self, topic: str, *, group: str) -> float | None:
+        """On Redis' clock, which is in every position."""
+        key, after = self._key(topic), "-"
+        await self._length(topic)
+        for found in await _answer(self._redis.xinfo_groups(key)):
+            if found["name"] == group.encode():
+                if int(found["pending"]):
+                    return _moment((await _answer(self._redis.xpending(key, group)))["min"])
+                after = f"({found['last-delivered-id'].decode()}"
+        page = await _answer(self._redis.xrange(key, after, count=1))
+        return _moment(page[0][0]) if page else None
+
     async def trim(self, topic: str, keep_s: float, *, unread_s: float | None = None) -> int:
         """Drop records that every group has done and that are older than `keep_s`; return how many.
 
@@ -320,6 +332,10 @@ def _fields(record: Record) -> dict[Any, Any]:
         HEADER + name.encode(): value.encode("utf-8", "surrogateescape") for name, value in record.headers.items()
     }
     return {VALUE: record.value, **headers}
+
+
+def _moment(position: bytes) -> float:
+    return int(position.partition(b"-")[0]) / 1000
 
 
 def _record(fields: Mapping[bytes, bytes]) -> Record:

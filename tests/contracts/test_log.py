@@ -264,6 +264,36 @@ async def test_the_backlog_counts_what_is_worked_on_and_not_what_is_done(log: Lo
     assert await log.backlog("jobs", group="auditors") == 10
 
 
+async def test_the_oldest_is_the_first_that_is_not_done_whether_or_not_it_is_worked_on(log: Log) -> None:
+    began = time.time()
+    await log.create(["jobs"])
+    assert await log.oldest("jobs", group="workers") is None
+    await log.append("jobs", Record(b"x" * 100_000))
+    first = await log.oldest("jobs", group="workers")
+    await asyncio.sleep(0.05)  # Redis and Kafka count in milliseconds
+    await log.append("jobs", Record(b"second"))
+    assert first is not None and began - 1 <= first <= time.time() + 1
+    assert await log.oldest("jobs", group="workers") == first
+
+    async with log.subscribe(["jobs"], group="workers") as worker:
+        one, other = sorted(await taken(worker, 2), key=lambda delivery: -len(delivery.record.value))
+        assert await log.oldest("jobs", group="workers") == first
+
+        await worker.done(one)
+
+        async def is_later() -> bool:
+            return (await log.oldest("jobs", group="workers") or 0.0) > first
+
+        await until(is_later)
+        await worker.done(other)
+
+        async def is_none() -> bool:
+            return await log.oldest("jobs", group="workers") is None
+
+        await until(is_none)
+    assert await log.oldest("jobs", group="auditors") == first
+
+
 async def test_several_topics_at_once_and_records_written_while_subscribed(log: Log) -> None:
     await log.create(["jobs", "more", "most"])
     async with log.subscribe(["jobs", "more", "most"], group="workers") as worker:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import pytest
 import typer
@@ -19,9 +19,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from starlette import routing
 
+from consumers.attempt_meters import AttemptMeters
 from consumers.aws.sagemaker_meters import SageMakerMeters
 from consumers.gpu.fleet_meters import FleetMeters
+from consumers.lanes import Lanes
 from consumers.meters import WebhookMeters, WorkerMeters
+from consumers.sweeper_meters import DeploymentMeters, LaneMeters
 from consumers.tally import Tally
 from gateway import render, wiring
 from gateway.app import routes
@@ -29,12 +32,14 @@ from gateway.cli import app
 from gateway.metrics import InboxMetrics, Metrics
 from gateway.reading import Inflight
 from gateway.settings import MIB, Settings
+from policies.conditions import Conditions
 from policies.deployments import Fallback, Modality, Tier
 from policies.pricing import Meter, Price, Usage, charge
 from policies.retries import Failure
 from router import envelope, ledger, topics
 from router.job import TERMINAL, Alternative, Estimate, Job, JobClass, JobState, Line, Payload, Reply, Route
-from router.log import Record
+from router.log import Log, Record
+from router.queues import Queues
 from router.shares import Shares
 from router.wakeups import Wakeups
 
@@ -204,11 +209,13 @@ def test_the_guide_has_each_metric() -> None:
     described = _names(DOCS / "guides" / "cluster.md", "Metrics")
     registry = CollectorRegistry()
     WorkerMeters(registry)
+    AttemptMeters(registry)
+    LaneMeters(registry, Lanes(cast(Log, None), cast(Queues, None), {}))
+    DeploymentMeters(registry, cast(Conditions, None), {})
     FleetMeters(registry)
     SageMakerMeters(registry)
     WebhookMeters(registry)
     InboxMetrics(registry)
-    counted = Metrics(Inflight(most_requests=1, most_bytes=1), lambda: 0, Shares()).registry
     counted = Metrics(Inflight(most_requests=1, most_bytes=1), lambda: 0, Shares()).registry
 
     assert described == {_metric(each) for each in (*registry.collect(), *counted.collect())}
