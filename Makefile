@@ -20,7 +20,7 @@ COMPILE := $(UV) --quiet --no-config pip compile --universal --generate-hashes -
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test unit check format kafka kafka-stop openapi lock clean
+.PHONY: help demo test unit check format kafka kafka-stop openapi chart-schema lock clean
 
 help:
 	@echo 'make demo               a real model through the whole path'
@@ -29,6 +29,7 @@ help:
 	@echo 'make check              format, lint, imports, types; make format repairs the first two'
 	@echo 'make kafka [BROKERS=3]  start Kafka from its jars; make kafka-stop ends it'
 	@echo 'make openapi            write gateway/openapi.json anew'
+	@echo 'make chart-schema       write the schema of the Helm chart anew'
 	@echo 'make lock [UPGRADE=1]   pin again: exact versions and hashes, no registry address in the file'
 	@echo 'make clean              remove the environments, the tools and the caches'
 
@@ -36,8 +37,8 @@ demo: .venv-demo/.locked
 	@.venv-demo/bin/python examples/demo.py
 
 test: check .venv-media/.locked .venv-ministack/.locked tests/node/node_modules/.locked $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched)) $(if $(GO),.tools/compose-check)
-	@$(BIN)/pytest -m 'not alone' --numprocesses $(TESTS_AT_ONCE) --dist loadfile
-	@$(BIN)/pytest -m alone
+	@$(BIN)/pytest -m 'not alone' --ignore tests/chart --numprocesses $(TESTS_AT_ONCE) --dist loadfile
+	@$(BIN)/pytest -m alone --ignore tests/chart
 
 unit: .venv/.locked
 	@$(BIN)/pytest tests/unit
@@ -60,6 +61,9 @@ kafka-stop:
 
 openapi: .venv/.locked
 	@$(BIN)/python -m tools.openapi
+
+chart-schema: .venv/.locked
+	@$(BIN)/python -m tools.chart
 
 lock: $(if $(UV_FOUND),,.tools/uv/bin/uv)
 	@$(COMPILE) pyproject.toml -o requirements/base.txt >/dev/null

@@ -301,15 +301,34 @@ def keys_create(
 ) -> None:
     """Make a key; it is shown this once."""
     settings = _reachable(_load(config, _environ(data)))
-    if tenant not in settings.tenants:
-        known = ", ".join(sorted(settings.tenants))
-        _fail(f"there is no tenant {tenant!r} in these settings, only {known}; --config FILE names others")
+    _must_be_known(tenant, settings)
 
     async def create() -> str:
         async with wiring.core(settings) as core:
             return (await core.keyring.create(tenant, name)).text
 
     out.print(_run(create()), soft_wrap=True)
+
+
+@keys_app.command("adopt")
+def keys_adopt(
+    tenant: Annotated[str, typer.Option(help="Who pays.")] = "default",
+    name: Annotated[str, typer.Option(help="What it is for.")] = "",
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Make a key of your own valid: the one in POINTSMAN_API_KEY. Doing it again changes nothing."""
+    settings = _reachable(_load(config, _environ(data)))
+    _must_be_known(tenant, settings)
+    text = os.environ.get("POINTSMAN_API_KEY")
+    if not text:
+        _fail("there is no key: set POINTSMAN_API_KEY to the one that shall be valid")
+
+    async def adopt() -> str:
+        async with wiring.core(settings) as core:
+            return await core.keyring.adopt(text, tenant, name)
+
+    out.print(f"{_run(adopt())} is valid.")
 
 
 @keys_app.command("list")
@@ -367,6 +386,12 @@ def board_rebuild(config: ConfigOption = None, data: DataOption = None) -> None:
 def version_command() -> None:
     """The version of this program."""
     out.print(installed_version("pointsman"))
+
+
+def _must_be_known(tenant: str, settings: Settings) -> None:
+    if tenant not in settings.tenants:
+        known = ", ".join(sorted(settings.tenants))
+        _fail(f"there is no tenant {tenant!r} in these settings, only {known}; --config FILE names others")
 
 
 def _findings_at_aws(settings: Settings, backend: Literal["bedrock", "sagemaker"]) -> list[Finding]:

@@ -108,7 +108,7 @@ def _find(parts: list[str], model: Model, written: Mapping[str, object]) -> KeyP
                 if key not in section.model_fields:
                     return Fault("", "", f"unknown variable; {_near_variable(parts, model, path, section)}")
                 path = (*path, key)
-                node = _node_of(section.model_fields[key])
+                node = node_of(section.model_fields[key])
     if isinstance(node, FieldInfo):
         return path
     example = next(iter(known_at(model, path)), "NAME")
@@ -140,13 +140,14 @@ def _node_at(model: Model, path: KeyPath) -> Node | None:
                 node = of
             case type() as section:
                 known = section.model_fields.get(str(part))
-                node = None if known is None else _node_of(known)
+                node = None if known is None else node_of(known)
             case _:
                 return None
     return node
 
 
-def _node_of(known: FieldInfo) -> Node:
+def node_of(known: FieldInfo) -> Node:
+    """What a field holds: a section, entries under the operator's own names, or itself, a value."""
     annotation = _plain(known.annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
@@ -166,7 +167,7 @@ def _plain(annotation: object) -> object:
 def _plain_paths(model: Model, path: KeyPath = ()) -> Iterator[KeyPath]:
     """The settings that lie in no section of the operator's own names."""
     for name, known in model.model_fields.items():
-        node = _node_of(known)
+        node = node_of(known)
         if isinstance(node, FieldInfo):
             yield (*path, name)
         elif isinstance(node, type):
