@@ -22,13 +22,15 @@ async def charge_late(means: Means, backend: NoticingBackend, notice: Notice) ->
     view = await means.board.view(notice.tenant, notice.job_id, even_gone=True)
     if view is None:
         return
+    number = ledger.LATE + notice.attempt
     charged = [line for line in view.charges if line.attempt == notice.attempt]
     if any(line.outcome == "completed" for line in charged):
+        return
+    if any(line.attempt == number for line in view.charges):  # and what is on the board gets to the ledger
         return
     late = await backend.late(view.job, notice)
     if late is None:
         return
-    number = ledger.LATE + notice.attempt
     more = beyond(late.usage, charged)
     lines = charge(late.deployment.price, more, job=notice.job_id, attempt=number, outcome="late")
     log.warning("late_result", job=notice.job_id, attempt=notice.attempt, deployment=late.deployment.name)

@@ -6,7 +6,14 @@ from pydantic import Field, model_validator
 
 from gateway.settings_section import Section
 from gateway.settings_values import Dollars, ServerUrl, Whole
-from policies.deployments import PayloadFormat, SageMaker
+from policies.deployments import (
+    LONGEST_RUN_S,
+    LONGEST_TTL_S,
+    SHORTEST_TTL_S,
+    USUAL_RUN_S,
+    PayloadFormat,
+    SageMaker,
+)
 
 Region = Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")]
 S3Place = Annotated[
@@ -22,8 +29,8 @@ class SageMakerSettings(Section):
     queue: ServerUrl = Field(default="", max_length=2000)
     payload: PayloadFormat = PayloadFormat.OPENAI
     served_model: str = Field(default="", max_length=300)
-    request_ttl_s: Whole = Field(default=21_600, ge=60, le=21_600)
-    invocation_timeout_s: Whole = Field(default=900, ge=1, le=3_600)
+    request_ttl_s: Whole = Field(default=LONGEST_TTL_S, ge=SHORTEST_TTL_S, le=LONGEST_TTL_S)
+    invocation_timeout_s: Whole = Field(default=USUAL_RUN_S, ge=1, le=LONGEST_RUN_S)
     realtime: bool = False
     usd_per_hour: Dollars | None = None
     aws_url: ServerUrl = Field(default="", max_length=2000)

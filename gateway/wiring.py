@@ -439,7 +439,9 @@ async def open_backend(
 
             sagemaker = SageMakerMeters(registry)
             instances = _instances(core, registry)
-            async with SageMakerBackend.open(core.deployments, tuple(core.tenants), sagemaker, instances) as taking:
+            async with SageMakerBackend.open(
+                core.deployments, tuple(core.tenants), core.scripts, sagemaker, instances
+            ) as taking:
                 yield taking
         case "bedrock" if not calls:
             theirs = {each.name: each for each in core.deployments.values() if each.backend == name}
@@ -488,7 +490,7 @@ async def _append_bill(core: Core, id: str, record: str) -> None:
 def _instances(core: Core, registry: CollectorRegistry) -> "dict[str, Instances]":
     """Of the SageMaker deployments whose instances have a price."""
     from consumers.aws.sagemaker_instances import Instances
-    from consumers.aws.sagemaker_patience import longest
+    from consumers.aws.sagemaker_patience import over_after
     from consumers.gpu.fleet_meters import FleetMeters
     from consumers.gpu.machine_bills import MachineBills
     from consumers.gpu.places import Places
@@ -499,7 +501,8 @@ def _instances(core: Core, registry: CollectorRegistry) -> "dict[str, Instances]
     for name, deployment in core.deployments.items():
         place = deployment.sagemaker
         if place is not None and place.usd_per_hour is not None:
-            places = Places(scripts, hold_s=longest(place, is_sure=True, others=None))
+            hold_s = over_after(place.request_ttl_s, place.invocation_timeout_s)
+            places = Places(scripts, hold_s=hold_s)
             found[name] = Instances(name, place.usd_per_hour, places, bills)
     return found
 

@@ -86,6 +86,8 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")  # least first
 
 SYNC_BYTES = 6_291_456  # a synchronous SageMaker endpoint's most, both ways; API reference of InvokeEndpoint
 SYNC_S = 60.0  # the longest that it runs; there
+SHORTEST_TTL_S, LONGEST_TTL_S = 60, 21_600  # that a call may wait at an asynchronous one; of InvokeEndpointAsync
+LONGEST_RUN_S, USUAL_RUN_S = 3_600, 900  # that it may run there, and where nothing is said; there
 
 
 class PayloadFormat(StrEnum):
@@ -102,7 +104,8 @@ class SageMaker:
 
     `inputs` is `s3://bucket/prefix` for bodies that are too large to go along. `queue` is the URL of the queue that
     both of the endpoint's topics feed; without one only the objects are looked at. `served_model` is named to
-    containers that ask for it. A call waits `request_ttl_s` at most and runs `invocation_timeout_s` at most.
+    containers that ask for it. A call waits `request_ttl_s` at most and runs `invocation_timeout_s` at most, and neither for
+    longer than its job has left (but AWS lets it wait for a minute).
     """
 
     region: str
@@ -110,8 +113,8 @@ class SageMaker:
     queue: str = ""
     payload: PayloadFormat = PayloadFormat.OPENAI
     served_model: str = ""
-    request_ttl_s: int = 21_600
-    invocation_timeout_s: int = 900
+    request_ttl_s: int = LONGEST_TTL_S
+    invocation_timeout_s: int = USUAL_RUN_S
     is_realtime: bool = False
     usd_per_hour: Decimal | None = None  # of one instance
     aws_url: str = ""  # of a server that speaks AWS' protocols, in place of AWS

@@ -24,7 +24,6 @@ class Result(StrEnum):
     FOUND_LATE = "found_late"  # by looking, though a message should have come
     EXPIRED = "expired"  # it waited at the endpoint for too long
     LOST = "lost"  # it has no result, and will not get one
-    DENIED = "denied"  # S3 does not let us see whether there is one
     LATE = "late"  # its attempt had been concluded before
 
 
@@ -51,6 +50,9 @@ class SageMakerMeters:
             ["deployment", "figure"],
             registry=registry,
         )
+        self._denied = Counter(
+            "pointsman_sagemaker_denied_total", "Looks at S3 that it did not allow", registry=registry
+        )
         self._results = Counter(
             "pointsman_sagemaker_results_total",
             "How the ends of calls became known",
@@ -74,6 +76,10 @@ class SageMakerMeters:
     def result(self, deployment: str, how: Result) -> None:
         """A call's end became known, or did not."""
         self._results.labels(deployment, how).inc()
+
+    def denied(self) -> None:
+        """S3 does not let us see whether there is a result."""
+        self._denied.inc()
 
     def oldest(self, deployment: str, seconds: Callable[[], float]) -> None:
         """Where to ask for it."""

@@ -53,7 +53,10 @@ class CallName:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A message about a call of ours. Places are `s3://...`, '' where it names none; `waited_s` is queue and run."""
+    """What is said of a call of ours. Places are `s3://...`, '' where it names none; `waited_s` is queue and run.
+
+    `ended_at` is on AWS' clock, `answer` is there where the message carries it.
+    """
 
     call: CallName
     endpoint: str
@@ -62,7 +65,9 @@ class Told:
     failure_at: str
     reason: str
     waited_s: float | None
-    answer: bytes | None  # where the message carries it
+    answer: bytes | None
+    ended_at: float | None = None
+    is_message: bool = True  # else its result was found by looking
 
 
 def mark(tenant: str) -> str:
@@ -90,6 +95,7 @@ def read(text: str) -> Told | None:
         reason=_text(message.get("failureReason"))[:LONGEST_REASON],
         waited_s=_between(message.get("receivedTime"), message.get("eventTime")),
         answer=_carried(message.get("responseBody")),
+        ended_at=_seconds(message.get("eventTime")),
     )
 
 
@@ -116,6 +122,13 @@ def _between(began: object, ended: object) -> float | None:
     except (TypeError, ValueError):
         return None
     return max(0.0, seconds)
+
+
+def _seconds(moment: object) -> float | None:
+    try:
+        return _moment(moment).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _moment(value: object) -> datetime:

@@ -4,8 +4,6 @@ import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 
-from policies.deployments import SageMaker
-
 SOONEST_S, LATEST_S = 2.0, 60.0  # between two looks, where no message can come
 SOONEST_WITH_MESSAGES_S = 10.0  # a message was lost if it was not here by then
 SLACK_S = 120.0  # beyond time to live and run before a call counts as lost
@@ -69,14 +67,15 @@ def next_look(age: float, *, has_messages: bool) -> float:
     return min(LATEST_S, max(soonest, age / share))
 
 
-def longest(place: SageMaker, *, is_sure: bool, others: float | None) -> float:
-    """At what age a call without a result counts as lost. `others`: how long the slowest of the last ones took.
+def over_after(ttl_s: float, timeout_s: float) -> float:
+    """The age at which a call is over whatever happens, with some time for its result to be written."""
+    return ttl_s + timeout_s + SLACK_S
 
-    A call that the endpoint took ends by itself, in its bounds. One that it may not have taken is waited for as long
-    as it would have taken, and some more: calls begin in the order in which they came.
+
+def unsure(others: float | None) -> float:
+    """How old a call without a result gets that the endpoint may not have taken.
+
+    As old as it would have got, and some more: calls begin in the order in which they came. `others`: how long the
+    slowest of the last ones took.
     """
-    if is_sure:
-        return place.request_ttl_s + place.invocation_timeout_s + SLACK_S
-    if others is None:
-        return UNSURE_S
-    return min(UNSURE_S, LEAST_UNSURE_S + TIMES * others)
+    return UNSURE_S if others is None else min(UNSURE_S, LEAST_UNSURE_S + TIMES * others)

@@ -9,6 +9,7 @@ import structlog
 from consumers.aws.sagemaker_figures import (
     COUNTS,
     FAULTS,
+    IN_BACKLOG,
     LATENCY,
     LEVELS,
     NAMESPACE,
@@ -46,6 +47,7 @@ class Watch:
         self._counted_until = since.replace(second=0, microsecond=0)
         self._without_since: datetime | None = None
         self.latency: float | None = None  # seconds that calls ran, on average
+        self.in_backlog: float | None = None  # and that they waited
 
     @property
     def name(self) -> str:
@@ -61,7 +63,7 @@ class Watch:
         failed = {
             figure: counted(await self._points(figure, variants, now), since=since, until=until) for figure in COUNTS
         }
-        self.latency = levels[LATENCY]
+        self.latency, self.in_backlog = levels[LATENCY], levels[IN_BACKLOG]
         for figure, value in levels.items():
             self._meters.level(self.name, figure, value)
         self._counted_until = max(since, until)

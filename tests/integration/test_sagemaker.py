@@ -59,7 +59,9 @@ class Place:
 
     @asynccontextmanager
     async def backend(self) -> AsyncGenerator[SageMakerBackend]:
-        async with SageMakerBackend.open(self.bench.deployments, tuple(self.bench.tenants)) as backend:
+        async with SageMakerBackend.open(
+            self.bench.deployments, tuple(self.bench.tenants), self.bench.scripts
+        ) as backend:
             yield backend
 
     @asynccontextmanager
@@ -130,6 +132,35 @@ async def test_a_submit_whose_answer_was_lost_is_found_and_not_made_again(place:
         assert await ended(place, job) == [JobState.COMPLETED]
 
     assert len(await place.at.invocations()) == 1
+
+
+@pytest.mark.parametrize("names", ["appended", "ending"])
+async def test_the_result_of_a_lost_submit_is_found_however_the_service_joins_its_name(
+    place: Place, names: str
+) -> None:
+    await place.at.turn(lose_submit_answers=1.0, names=names, drop_messages=1.0)
+    jobs = [await place.bench.queued(), await place.bench.queued("double:error-400 no such thing")]
+    async with place.running():
+        states = await ended(place, *jobs)
+
+    assert states == [JobState.COMPLETED, JobState.FAILED]
+    calls = [call["id"] for call in await place.at.invocations()]
+    assert len(calls) == len(set(calls)) == 1 + place.bench.retries.attempts  # without a message nobody says "400"
+
+
+async def test_a_call_may_wait_and_run_for_as_long_as_its_job_has_left_and_no_longer_than_the_settings_say(
+    place: Place,
+) -> None:
+    jobs = [await place.bench.job(deadline_s=seconds) for seconds in (30.0, 500.0, 100_000.0)]
+    async with place.backend() as backend:
+        for job in jobs:
+            await backend.call(job, place.deployment, attempt=1, on_chunk=None, so_far=SoFar())
+
+    bounds = {call["id"].partition(".")[0]: (call["ttl_s"], call["timeout_s"]) for call in await place.at.invocations()}
+    short, middle, long = (bounds[job.id] for job in jobs)
+    assert short[0] == 60 and short[1] <= 30  # AWS lets every call wait for a minute
+    assert 490 <= middle[0] == middle[1] <= 500
+    assert long == (21_600, 900)
 
 
 async def test_a_worker_that_died_between_the_call_and_its_hand_off_makes_no_second_call(place: Place) -> None:
@@ -250,22 +281,42 @@ async def test_a_cancelled_job_ends_at_once_and_what_its_late_result_used_is_cha
         await until(lambda: _is_over_there(place), within=LONG_S)
         await until(lambda: _is_empty(place), within=LONG_S)
 
-    by_id = {int(row["attempt"]): row for row in await place.bench.charges()}  # a repeat has the same number
-    first, late = (by_id[attempt] for attempt in sorted(by_id))
+    first, late = (await _by_attempt(place)).values()
     assert (first["attempt"], late["attempt"], late["concluded"]) == (1, ledger.LATE + 1, False)
     assert {line["outcome"] for line in late["lines"]} == {"late"}
     used = sum(line["quantity"] for row in (first, late) for line in row["lines"] if line["meter"] == "output")
     assert used == 2  # the words of the answer; the estimate at the cancel was of its input only
     view = await place.bench.view(job)
-    assert view.usd == sum(Decimal(row["usd"]) for row in (first, late))
+    assert view.usd == await _spent(place) == sum(Decimal(row["usd"]) for row in (first, late))
     assert await place.bench.events() == {f"job_{job.id}": "job.cancelled"}
+
+
+async def test_a_late_result_that_no_message_tells_of_is_looked_for_and_charged_once(place: Place) -> None:
+    await place.at.turn(instances=0, drop_messages=1.0)
+    cancelled, late_for = await place.bench.queued("four words for it"), await place.bench.queued(deadline_s=9.0)
+    async with place.running(collectors=2):
+        await submitted(place, 2)
+        await until(lambda: _is_handed_off(place, cancelled), within=LONG_S)
+        await place.bench.board.cancel(cancelled.tenant, cancelled.id, "{}")
+        assert await ended(place, cancelled, late_for) == [JobState.CANCELLED, JobState.EXPIRED]
+        await place.at.turn(instances=1)
+        await until(lambda: _is_charged_late(place, cancelled), within=LONG_S)
+        await until(lambda: _is_charged_late(place, late_for), within=LONG_S)
+        await until(lambda: _all_are_heard(place), within=LONG_S)
+
+    for job in (cancelled, late_for):
+        view = await place.bench.view(job)
+        assert {line.outcome for line in view.charges if line.attempt == ledger.LATE + 1} == {"late"}
+    assert await _spent(place) == sum(Decimal(row["usd"]) for row in (await _by_attempt(place)).values())
 
 
 async def test_the_endpoint_s_own_figures_and_the_ways_of_results_are_metrics(place: Place) -> None:
     registry = CollectorRegistry()
     await place.at.turn(instances=0)
     bench = place.bench
-    async with SageMakerBackend.open(bench.deployments, tuple(bench.tenants), SageMakerMeters(registry)) as backend:
+    async with SageMakerBackend.open(
+        bench.deployments, tuple(bench.tenants), bench.scripts, SageMakerMeters(registry)
+    ) as backend:
         job = await bench.job()
         taken = await backend.call(job, place.deployment, attempt=1, on_chunk=None, so_far=SoFar())
         assert isinstance(taken, Submitted)
@@ -293,7 +344,7 @@ async def test_the_endpoint_s_instances_are_billed_and_split_over_its_calls_to_t
     bills = MachineBills(scripts, append)
     instances = Instances("small", Decimal("3.60"), Places(scripts, hold_s=100.0), bills)
     bench, endpoint = place.bench, {"ProductionVariants": [{"CurrentInstanceCount": 1, "DesiredInstanceCount": 1}]}
-    opening = SageMakerBackend.open(bench.deployments, tuple(bench.tenants), None, {"small": instances})
+    opening = SageMakerBackend.open(bench.deployments, tuple(bench.tenants), bench.scripts, None, {"small": instances})
     async with opening as backend:
         await instances.looked({"ProductionVariants": [{"CurrentInstanceCount": 0, "DesiredInstanceCount": 2}]})
         await asyncio.sleep(1.1)  # bills are of a second at least
@@ -401,6 +452,27 @@ async def _lacks_capacity(place: Place) -> bool:
 
 async def _says(registry: CollectorRegistry, line: str) -> bool:
     return f"pointsman_sagemaker_{line}" in generate_latest(registry).decode()
+
+
+async def _is_charged_late(place: Place, job: Job) -> bool:
+    return any(line.attempt == ledger.LATE + 1 for line in (await place.bench.view(job)).charges)
+
+
+async def _all_are_heard(place: Place) -> bool:
+    return not await place.bench.redis.exists("{t:acme}:unheard")
+
+
+async def _by_attempt(place: Place) -> dict[tuple[str, int], dict[str, Any]]:
+    """The ledger as its readers take it: a record may come twice, and then says the same."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in await place.bench.charges():
+        assert found.setdefault((row["job"], int(row["attempt"])), row) == row
+    return dict(sorted(found.items()))
+
+
+async def _spent(place: Place) -> Decimal:
+    """What the rollups say."""
+    return sum((row.usd for row in await place.bench.costs()), Decimal(0))
 
 
 async def _is_empty(place: Place) -> bool:

@@ -29,6 +29,8 @@ Tests set one endpoint with `POST /double/endpoint`: `{"name": ..., "container":
 | `upload_fails`, `download_fails`, `topic_fails` | the role may not write the output, read the input, publish |
 | `hide_missing` | whoever asks for a key that is not there is told 403, as without `s3:ListBucket` |
 | `lose_submit_answers` | the share of submits that are taken and answered with a 500 all the same |
+| `names` | how path, extension and name are joined: `joined` by slashes, `appended` without the first, `ending`: \
+as `joined`, with `.out` behind the name; AWS does not say |
 | `throttle` | the share of submits that are refused with a 429 |
 
 `GET /double/record?` (any method) gives every invocation: id, endpoint, when it was taken, begun, ended, and how.
@@ -86,6 +88,7 @@ class Knobs:
     lose_submit_answers: float = 0.0
     throttle: float = 0.0
     ttl_divisor: float = 1.0  # a TTL of 60 s, the shortest, is over in 60 / this
+    names: str = "joined"
     seed: int = 1
 
 
@@ -216,8 +219,8 @@ class Double:
             content_type=headers.get(HEAD + "Content-Type") or headers.get("Content-Type", ""),
             accept=headers.get(HEAD + "Accept", ""),
             attributes=headers.get(HEAD + "Custom-Attributes", ""),
-            output_at=_joined(output["S3OutputPath"], extension, name_of or f"{id_}.out"),
-            failure_at=_joined(failures, extension, name_of or f"{id_}-error.out") if failures else "",
+            output_at=_joined(endpoint.knobs.names, output["S3OutputPath"], extension, name_of, f"{id_}.out"),
+            failure_at=_joined(endpoint.knobs.names, failures, extension, name_of, f"{id_}-error.out"),
             ttl_s=ttl_s / endpoint.knobs.ttl_divisor,
             timeout_s=timeout_s,
             taken_at=time.time(),
@@ -414,8 +417,11 @@ def _bounded(headers: Mapping[str, str], name: str, default: float, least: float
     return value
 
 
-def _joined(path: str, *names: str) -> str:
-    return "/".join([path.rstrip("/"), *(name.strip("/") for name in names if name)])
+def _joined(how: str, path: str, extension: str, name: str, unnamed: str) -> str:
+    if not path:
+        return ""
+    head = path.rstrip("/") + ("" if how == "appended" or not extension else "/") + extension.strip("/")
+    return f"{head}/{name or unnamed}" + (".out" if how == "ending" and name else "")
 
 
 def _object(location: str) -> bytes:
@@ -485,6 +491,8 @@ def _shown(call: Invocation) -> dict[str, object]:
         "endpoint": call.endpoint,
         "input_at": call.input_at,
         "output_at": call.output_at,
+        "ttl_s": call.ttl_s,
+        "timeout_s": call.timeout_s,
         "taken_at": call.taken_at,
         "begun_at": call.begun_at,
         "ended_at": call.ended_at,

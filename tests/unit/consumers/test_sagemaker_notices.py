@@ -35,7 +35,7 @@ def told(**changes: Any) -> Told:
 
 
 def test_a_completed_call_says_where_its_result_lies_and_how_long_it_took() -> None:
-    assert told() == Told(NAME, "e", Ending.COMPLETED, "s3://b/out/k", "", "", 12.5, None)
+    assert told() == Told(NAME, "e", Ending.COMPLETED, "s3://b/out/k", "", "", 12.5, None, 1795946412.5)
 
 
 def test_the_envelope_of_a_topic_that_does_not_deliver_raw_is_opened() -> None:

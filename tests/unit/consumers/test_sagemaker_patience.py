@@ -4,10 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.aws.sagemaker_patience import LATEST_S, REMEMBERED, UNSURE_S, OpenCalls, Waits, longest, next_look
-from policies.deployments import SageMaker
+from consumers.aws.sagemaker_patience import (
+    LATEST_S,
+    REMEMBERED,
+    UNSURE_S,
+    OpenCalls,
+    Waits,
+    next_look,
+    over_after,
+    unsure,
+)
 
-PLACE = SageMaker("us-east-1", request_ttl_s=600, invocation_timeout_s=300)
 AGES = st.floats(0, 100_000)
 
 
@@ -42,12 +49,12 @@ def test_a_call_of_six_hours_costs_some_hundred_looks() -> None:
 
 
 def test_what_the_endpoint_has_taken_is_waited_for_as_long_as_it_may_take() -> None:
-    assert longest(PLACE, is_sure=True, others=1.0) == 600 + 300 + 120
+    assert over_after(600, 300) == 600 + 300 + 120
 
 
 @pytest.mark.parametrize(("others", "seconds"), [(None, UNSURE_S), (0.0, 15), (5.0, 35), (1000.0, UNSURE_S)])
 def test_what_it_may_not_have_taken_is_waited_for_by_what_others_took(others: float | None, seconds: float) -> None:
-    assert longest(PLACE, is_sure=False, others=others) == seconds
+    assert unsure(others) == seconds
 
 
 def test_waits_are_those_of_the_last_calls() -> None:
