@@ -104,8 +104,8 @@ class SageMaker:
 
     `inputs` is `s3://bucket/prefix` for bodies that are too large to go along. `queue` is the URL of the queue that
     both of the endpoint's topics feed; without one only the objects are looked at. `served_model` is named to
-    containers that ask for it. A call waits `request_ttl_s` at most and runs `invocation_timeout_s` at most, and neither for
-    longer than its job has left (but AWS lets it wait for a minute).
+    containers that ask for it. A call waits `request_ttl_s` at most and runs `invocation_timeout_s` at most, and
+    neither for longer than its job has left (but AWS lets it wait for a minute).
     """
 
     region: str
