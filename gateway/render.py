@@ -12,7 +12,7 @@ from router.batches import Batch, BatchState
 from router.board import JobView
 from router.compact import encode
 from router.files import File
-from router.job import JobState
+from router.job import JobState, Stay
 from router.ledger import plain
 
 JSON = "application/json"
@@ -236,7 +236,7 @@ def job_values(view: JobView, quote: Quote = NOTHING) -> dict[str, object]:
             "starts_in_s": quote.starts_in_s,
             "warming": quote.warming,
             "waited_s": _waited(view),
-            **({"endpoint_s": view.stay.seconds, "endpoint_running_s": view.stay.running} if view.stay else {}),
+            **_stay(view.stay),
             "attempts": view.attempts,
             "microbatch": view.microbatch,
             "usd": _dollars(view.usd),
@@ -248,6 +248,14 @@ def job_values(view: JobView, quote: Quote = NOTHING) -> dict[str, object]:
 def _waited(view: JobView) -> float | None:
     """Seconds from its acceptance to its first attempt."""
     return None if view.started_at is None else round(view.started_at - view.job.created_at, 3)
+
+
+def _stay(stay: Stay | None) -> dict[str, object]:
+    """Where its backend has a queue of its own: was it waiting, or was it slow?"""
+    if stay is None:
+        return {}
+    waited = None if stay.running is None else round(max(0.0, stay.seconds - stay.running), 3)
+    return {"endpoint_s": round(stay.seconds, 3), "endpoint_waited_s": waited, "endpoint_running_s": stay.running}
 
 
 def _charge(line: ChargeLine) -> dict[str, object]:

@@ -489,7 +489,7 @@ async def _append_bill(core: Core, id: str, record: str) -> None:
 
 def _instances(core: Core, registry: CollectorRegistry) -> "dict[str, Instances]":
     """Of the SageMaker deployments whose instances have a price."""
-    from consumers.aws.sagemaker_instances import Instances
+    from consumers.aws.sagemaker_instances import KNOWN_S, Instances
     from consumers.aws.sagemaker_patience import over_after
     from consumers.gpu.fleet_meters import FleetMeters
     from consumers.gpu.machine_bills import MachineBills
@@ -503,7 +503,8 @@ def _instances(core: Core, registry: CollectorRegistry) -> "dict[str, Instances]
         if place is not None and place.usd_per_hour is not None:
             hold_s = over_after(place.request_ttl_s, place.invocation_timeout_s)
             places = Places(scripts, hold_s=hold_s)
-            found[name] = Instances(name, place.usd_per_hour, places, bills)
+            lag_s = None if place.is_realtime else place.invocation_timeout_s + KNOWN_S
+            found[name] = Instances(name, place.usd_per_hour, places, bills, lag_s=lag_s)
     return found
 
 

@@ -39,7 +39,8 @@ class Ran:
 class Bill:
     """A span of a machine's time, in picodollars. `shares` are by call, `held_ms` how long each was there.
 
-    `carry` is what is left of a picodollar, for the next span: so the bills of all spans add up to rate x time.
+    `carry` is what is left of a picodollar, for the next span: so the bills of all spans add up to rate x time. Where
+    there are several machines `up_ms` and `busy_ms` are those of each of them together.
     """
 
     total: int
@@ -64,16 +65,19 @@ def split(
     since: int,
     until: int,
     carry: int = 0,
+    machines: Sequence[tuple[int, int]] = (),
 ) -> Bill:
     """The span from `since` to `until`. `phases` are moments and what begins then; before the first it was OFF.
 
-    Calls that ran side by side share their time equally; a machine on which calls run costs, whatever its phase.
+    `machines` are moments and how many there are from then on, all at this rate and taken as one; before the first
+    there is one. Calls that ran side by side share their time equally; a machine on which calls run costs, whatever its
+    phase.
     """
     rate = int(usd_per_hour.scaleb(12).to_integral_exact())
     running = [call for call in ran if call.start < until and call.end > since]
     order = sorted(phases, key=lambda phase: phase[0])
     moments = {since, until}
-    moments |= {at for call in running for at in (call.start, call.end)} | {at for at, _ in order}
+    moments |= {at for call in running for at in (call.start, call.end)} | {at for at, _ in (*order, *machines)}
     inside = sorted(at for at in moments if since <= at <= until)
     starts, ends = _by(running, lambda call: max(since, call.start)), _by(running, lambda call: min(until, call.end))
     shares, held = dict.fromkeys((call.id for call in running), 0), dict.fromkeys((call.id for call in running), 0)
@@ -87,19 +91,24 @@ def split(
         phase = next((phase for at, phase in reversed(order) if at <= begin), Phase.OFF)
         if not there and phase is Phase.OFF:
             continue
-        piece, carry = divmod(carry + rate * (end - begin), MS_PER_HOUR)
+        machine_ms = _number(machines, begin) * (end - begin)
+        piece, carry = divmod(carry + rate * machine_ms, MS_PER_HOUR)
         total += piece
-        up_ms += end - begin
+        up_ms += machine_ms
         if not there:
             idle[_idle(phase)] += piece
             continue
-        busy_ms += end - begin
+        busy_ms += machine_ms
         part, rest = divmod(piece, len(there))
         for id in there:
             shares[id] += part
             held[id] += end - begin
         shares[id] += rest  # to the last one, so that nothing is lost
     return Bill(total, shares, held, idle, up_ms, busy_ms, carry)
+
+
+def _number(machines: Sequence[tuple[int, int]], moment: int) -> int:
+    return max(((at, number) for at, number in machines if at <= moment), default=(0, 1), key=lambda pair: pair[0])[1]
 
 
 def _by(calls: Iterable[Ran], moment: Callable[[Ran], int]) -> dict[int, list[Ran]]:

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from consumers.aws.sagemaker_aws import Aws
 from consumers.aws.sagemaker_clients import THREADS
 from consumers.aws.sagemaker_endpoints import Endpoints, place_of
-from consumers.aws.sagemaker_instances import Instances
+from consumers.aws.sagemaker_instances import NEVER, Instances, Span
 from consumers.aws.sagemaker_messages import Messages
 from consumers.aws.sagemaker_meters import Result, SageMakerMeters
 from consumers.aws.sagemaker_notices import CallName, Told
@@ -100,12 +100,16 @@ class SageMakerBackend:
             try:
                 return await self._submits.invoke(job, deployment, body)
             finally:
-                await self._ended(job, deployment, attempt)
+                await self._ended(deployment, job.id, attempt)
         planned = await self._submits.planned(job, deployment, attempt)
         look_in_s = min(planned.over_after_s, max(0.0, job.expires_at - planned.submitted_at) + LONGER_S)
         await self._note(job.tenant, deployment, planned, look_in_s=look_in_s)
-        known = await self._submits.submit(job, deployment, planned, body, attempt)
         await self._begun(job, deployment, attempt)
+        try:
+            known = await self._submits.submit(job, deployment, planned, body, attempt)
+        except BackendError:
+            await self._ended(deployment, job.id, attempt, NEVER)
+            raise
         return Submitted(str(known), next_look(0.0, has_messages=bool(place.queue) and known.is_sure))
 
     async def recover(self, job: Job, deployment: Deployment, *, attempt: int) -> Submitted | None:
@@ -175,7 +179,8 @@ class SageMakerBackend:
             self._messages.remember(told)
             raise
         self._meters.result(deployment.name, Result.LATE)
-        await self._ended(job, deployment, notice.attempt, told, None if late is None else late.usage)
+        usage = None if late is None else late.usage
+        await self._ended(deployment, job.id, notice.attempt, self._results.ran(deployment, told), usage)
         return late
 
     async def watch(self) -> None:
@@ -220,6 +225,7 @@ class SageMakerBackend:
         if told is not None:
             self._messages.remember(told)
         elif time.time() - known.submitted_at > known.over_after_s:
+            await self._ended(deployment, call.name.job_id, call.name.attempt, NEVER)
             await self._unheard.heard(tenant, known.call)
         else:
             await self._look_soon(tenant, deployment, known)
@@ -237,7 +243,7 @@ class SageMakerBackend:
 
     async def _over(self, job: Job, deployment: Deployment, attempt: int, told: Told, usage: Usage) -> None:
         """Its end is known, and is about to be written down; if that fails, it is collected again."""
-        await self._ended(job, deployment, attempt, told, usage)
+        await self._ended(deployment, job.id, attempt, self._results.ran(deployment, told), usage)
         try:
             await self._unheard.heard(job.tenant, str(told.call))
         except BoardUnavailableError:  # it is looked for once more, and found to be concluded
@@ -248,8 +254,13 @@ class SageMakerBackend:
             await self._instances[deployment.name].begun(f"{job.id}.{attempt}", job.tenant)
 
     async def _ended(
-        self, job: Job, deployment: Deployment, attempt: int, told: Told | None = None, usage: Usage | None = None
+        self,
+        deployment: Deployment,
+        job_id: str,
+        attempt: int,
+        ran: Span | None = None,
+        usage: Usage | None = None,
     ) -> None:
         if deployment.name in self._instances:
             tokens = 0 if usage is None else usage.total
-            await self._instances[deployment.name].ended(f"{job.id}.{attempt}", tokens)
+            await self._instances[deployment.name].ended(f"{job_id}.{attempt}", tokens, ran)

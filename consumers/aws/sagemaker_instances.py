@@ -1,12 +1,13 @@
-"""The instances of one SageMaker endpoint as one machine, whose price is that of all of them together.
+"""The instances of one SageMaker endpoint as one machine, which there is as many times as it has instances.
 
-AWS does not say which instance runs a call, nor when it begins: a call is there from its submit until its end is known,
-its wait included, and calls that are there at once share the instances' time equally. What adds up is exact all the
-same: calls and idle time come to price times time, to the last picodollar.
+AWS does not say which instance runs a call, nor when it begins. When it ended is known, and about how long it ran: so
+much of the instances' time is its share, equally with the calls that ran at once, and what it waited there is not. What
+adds up is exact all the same: calls and idle time come to price times time, to the last picodollar.
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -23,19 +24,31 @@ log = structlog.get_logger(__name__)
 MACHINE = "instances"
 SEEN_EVERY_S = 10.0  # what nobody has seen for 15 s counts as not known
 LOOKED_AT_EVERY = 6  # times that it is seen
+KNOWN_S = 180.0  # after the end of a call it is known, at the latest
 _NO_CAP = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Between two moments."""
+
+    since: float
+    until: float
 
 
 class Instances:
     """Of one deployment. `begun` and `ended` never raise: a call that is not noted down makes idle time of its own."""
 
-    def __init__(self, deployment: str, usd_per_hour: Decimal, places: Places, bills: MachineBills) -> None:
+    def __init__(
+        self, deployment: str, usd_per_hour: Decimal, places: Places, bills: MachineBills, *, lag_s: float | None
+    ) -> None:
+        """Bills wait `lag_s` at most for the ends of calls; None: calls run from `begun` to `ended`."""
         self._deployment = deployment
+        self._lag_s = lag_s
         self._usd_per_hour = usd_per_hour
         self._places = places
         self._bills = bills
-        self._billed = 0  # so many instances, since the last look
-        self._phase: Phase | None = None
+        self._phase: str | None = None
 
     async def begun(self, id: str, tenant: str) -> None:
         """The endpoint has a call (or may have); safe to repeat."""
@@ -44,26 +57,30 @@ class Instances:
         except BoardUnavailableError as error:
             log.warning("instances_not_noted", deployment=self._deployment, error=type(error).__name__)
 
-    async def ended(self, id: str, tokens: int) -> None:
-        """It is over there, or nobody waits for it any more; safe to repeat."""
+    async def ended(self, id: str, tokens: int, ran: Span | None = None) -> None:
+        """It is over there; where that is known, it `ran` in that time only. Safe to repeat."""
+        ended = Ended(MACHINE, id, tokens)
         try:
-            await self._places.keep(self._deployment, [], [Ended(MACHINE, id, tokens)])
+            if ran is None:
+                await self._places.keep(self._deployment, [], [ended])
+            else:
+                await self._places.ran(self._deployment, ended, since=ran.since, until=ran.until)
         except BoardUnavailableError as error:  # its time goes on until its lease is over
             log.warning("instances_not_noted", deployment=self._deployment, error=type(error).__name__)
 
     async def looked(self, endpoint: Mapping[str, Any]) -> None:
-        """What AWS says of it now: bill what was until now, at the price of what was there."""
-        if self._phase is not None:
-            await self.seen()
-            await self._bill()
-        self._billed, self._phase = counted(endpoint)
+        """What AWS says of it now; and bill what is known."""
+        number, phase = counted(endpoint)
+        self._phase = f"{phase}*{number}" if number else phase
         await self.seen()
+        await self._bill()
 
     async def seen(self) -> None:
         """It is as it was when it was looked at last."""
         if self._phase is None:
             return
-        report = json.dumps({"state": self._phase, "instances": self._billed})
+        phase, _, number = self._phase.partition("*")
+        report = json.dumps({"state": phase, "instances": int(number or 0)})
         try:
             await self._places.sync(self._deployment, [Seen(MACHINE, report, phase=self._phase)])
         except BoardUnavailableError as error:
@@ -71,10 +88,13 @@ class Instances:
 
     async def _bill(self) -> None:
         try:
-            await self._bills.write(self._deployment, MACHINE, self._usd_per_hour * self._billed)
+            await self._bills.write(self._deployment, MACHINE, self._usd_per_hour, lag_s=self._lag_s)
             await self._bills.publish(self._deployment)
         except (BoardUnavailableError, LogUnavailableError) as error:  # the next bill has it
             log.warning("instances_not_billed", deployment=self._deployment, error=type(error).__name__)
+
+
+NEVER = Span(0.0, 0.0)
 
 
 def counted(endpoint: Mapping[str, Any]) -> tuple[int, Phase]:

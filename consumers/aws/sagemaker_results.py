@@ -5,6 +5,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from consumers.aws.sagemaker_endpoints import Endpoints, place_of
+from consumers.aws.sagemaker_instances import NEVER, Span
 from consumers.aws.sagemaker_meters import Result, SageMakerMeters
 from consumers.aws.sagemaker_notices import CallName, Ending, Told
 from consumers.aws.sagemaker_objects import Objects
@@ -89,6 +90,16 @@ class Results:
                 raise
             return Late(deployment, error.usage)
         return None if made is None else Late(deployment, made.usage)
+
+    def ran(self, deployment: Deployment, told: Told) -> Span | None:
+        """When it ran at its endpoint, about; None where not even its end is known."""
+        if told.ended_at is None:
+            return None
+        if told.ending is Ending.EXPIRED:
+            return NEVER
+        stay_s = told.waited_s or 0.0
+        running_s = self.endpoints.running_s(deployment.name, stay_s)
+        return Span(told.ended_at - (stay_s if running_s is None else running_s), told.ended_at)
 
     def waiting(self, job: Job, deployment: Deployment, known: Reference) -> Pending:
         """It has no result yet. Raises `BackendError` where it will not get one."""

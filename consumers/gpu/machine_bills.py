@@ -28,9 +28,11 @@ class _Used:
     seen: str  # where the last bill ended, as it is written down
     carry: int
     phases: Sequence[tuple[int, Phase]]
+    machines: Sequence[tuple[int, int]]
     calls: Sequence[Ran]
     tenants: dict[str, str]
     ended: int
+    kept: Sequence[str]  # of the calls that have ended: as they are written down, for the next bill as well
     tokens: int
 
 
@@ -49,12 +51,26 @@ class MachineBills:
         self._owed = _script("owed")
         self._struck = _script("struck")
 
-    async def write(self, deployment: str, replica: str, usd_per_hour: Decimal) -> Bill | None:
-        """Bill the time since the last bill. None: there is nothing to bill, or another worker has."""
-        used = _read(await self._run(self._used, deployment, replica, MOST_CALLS))
+    async def write(
+        self, deployment: str, replica: str, usd_per_hour: Decimal, *, lag_s: float | None = None
+    ) -> Bill | None:
+        """Bill the time since the last bill. None: there is nothing to bill, or another worker has.
+
+        With `lag_s` calls are known to have run only once they are over, and for no longer than that. So the bill stops
+        where the first of those began that are there, at most `lag_s` ago.
+        """
+        used = _read(await self._run(self._used, deployment, replica, MOST_CALLS), lag_s)
         if used is None or used.until - used.since < LEAST_MS:
             return None
-        bill = split(usd_per_hour, used.phases, used.calls, since=used.since, until=used.until, carry=used.carry)
+        bill = split(
+            usd_per_hour,
+            used.phases,
+            used.calls,
+            since=used.since,
+            until=used.until,
+            carry=used.carry,
+            machines=used.machines,
+        )
         id = f"machine:{deployment}:{replica}:{used.since}"
         over = sum(at <= used.until for at, _ in used.phases) - 1  # the last of them still holds
         closed = await self._run(
@@ -69,6 +85,8 @@ class MachineBills:
             datetime.fromtimestamp(used.until / 1000, UTC).date().isoformat(),
             id,
             _record(id, deployment, replica, usd_per_hour, used, bill),
+            len(used.kept),
+            *used.kept,
             *_counters(replica, used, bill),
         )
         if not closed:
@@ -89,30 +107,45 @@ class MachineBills:
         return await self._scripts.run(script, [f"{prefix}fleet"], [prefix, *args])
 
 
-def _read(answer: object) -> _Used | None:
+def _read(answer: object, lag_s: float | None) -> _Used | None:
     now, last, carry, phases, ended, running = cast(
         "tuple[int, bytes, bytes, list[bytes], list[bytes], list[bytes]]", answer
     )
-    known = [(int(at), Phase(phase.decode())) for at, phase in (line.split() for line in phases)]
+    known, machines = _phases(phases)
     calls: list[Ran] = []
     tenants: dict[str, str] = {}
-    tokens, until = 0, now
+    until = now
     rows = [line.decode().split() for line in ended]
     if len(rows) == MOST_CALLS:
         until = int(rows[-1][1])
-    for start, end, tenant, id, used in rows:
+    there = {name.decode(): began.decode().split() for name, began in zip(running[::2], running[1::2], strict=True)}
+    if lag_s is not None:
+        oldest = min((int(start) for start, _ in there.values()), default=now)
+        until = min(until, max(oldest, now - int(lag_s * 1000)))
+        there = {}
+    for start, end, tenant, id, _ in rows:
         calls.append(Ran(id, int(start), int(end)))
         tenants[id] = tenant
-        tokens += int(used)
-    for name, began in zip(running[::2], running[1::2], strict=True):
-        start, tenant = began.decode().split()
-        calls.append(Ran(name.decode(), int(start), now))
-        tenants[name.decode()] = tenant
+    for name, (start, tenant) in there.items():
+        calls.append(Ran(name, int(start), now))
+        tenants[name] = tenant
+    kept = [" ".join(row) for row in rows if int(row[1]) > until]
+    tokens = sum(int(row[4]) for row in rows if int(row[1]) <= until)
     first = min([at for at, _ in known] + [call.start for call in calls], default=None)
     if first is None:
         return None
     since = int(last) if last else first
-    return _Used(since, until, last.decode(), int(carry), known, calls, tenants, len(rows), tokens)
+    return _Used(since, until, last.decode(), int(carry), known, machines, calls, tenants, len(rows), kept, tokens)
+
+
+def _phases(lines: Sequence[bytes]) -> tuple[list[tuple[int, Phase]], list[tuple[int, int]]]:
+    """Moments with the phase, and with the number of machines, that begin then: 'ms phase', or 'ms phase*number'."""
+    phases, machines = [], []
+    for moment, told in (line.decode().split() for line in lines):
+        phase, _, number = told.partition("*")
+        phases.append((int(moment), Phase(phase)))
+        machines.append((int(moment), int(number or 1)))
+    return phases, machines
 
 
 def _record(id: str, deployment: str, replica: str, rate: Decimal, used: _Used, bill: Bill) -> str:

@@ -25,7 +25,7 @@ class Ended:
 class Seen:
     """What a worker saw of a replica. `report` is JSON for people; `out_until` is a moment, 0 for none.
 
-    `phase` is what its machine does, for its bill; '' where it has none.
+    `phase` is what its machine does, for its bill; '' where it has none. `up*3`: there are three of them, taken as one.
     """
 
     replica: str
@@ -56,6 +56,7 @@ class Places:
         self._scripts = scripts
         self._take = _script("take")
         self._keep = _script("keep")
+        self._ran = _script("ran")
         self._sync = _script("sync")
         self._learn = _script("learn")
         self._wake = _script("wake")
@@ -85,6 +86,11 @@ class Places:
         """Renew the leases of calls that run (replica and id of each), and give back the others' places."""
         renewed = [value for pair in running for value in pair]
         await self._run(self._keep, deployment, self._hold_ms, len(running), *renewed, *_given(ended))
+
+    async def ran(self, deployment: str, ended: Ended, *, since: float, until: float) -> None:
+        """It has left its replica, and ran there between these moments only: the rest of the time it waited."""
+        told = ended.replica, ended.id, ended.tokens, int(since * 1000), int(until * 1000)
+        await self._run(self._ran, deployment, *told)
 
     async def sync(self, deployment: str, seen: Sequence[Seen]) -> tuple[float, Sequence[Known]]:
         """The moment on the board's clock, and what is known of each of them."""

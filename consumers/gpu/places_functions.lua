@@ -16,13 +16,14 @@ local function now_ms()
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
--- A call has left the replica at `ended`.
-local function leave(replica, id, ended, tokens)
+-- A call has left the replica at `ended`; where that is known, it ran there only `from` then on.
+local function leave(replica, id, ended, tokens, from)
   redis.call('ZREM', P .. 'places:' .. replica, id)
   local began = redis.call('HGET', P .. 'began:' .. replica, id)
   if not began then return end
   redis.call('HDEL', P .. 'began:' .. replica, id)
   local start, tenant = string.match(began, '^(%S+) (%S+)$')
+  if from and from > tonumber(start) then start = whole(from) end
   local used = P .. 'used:' .. replica
   if redis.call('LLEN', used) < MOST_USED then
     redis.call('RPUSH', used, start .. ' ' .. whole(math.max(ended, tonumber(start))) .. ' ' .. tenant .. ' ' .. id .. ' ' .. tokens)

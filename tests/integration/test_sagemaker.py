@@ -2,11 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +334,18 @@ async def test_the_endpoint_s_own_figures_and_the_ways_of_results_are_metrics(pl
     assert await _says(registry, 'results_total{deployment="small",how="found_late"} 1.0')
 
 
+def _variants(there: int, wanted: int) -> Mapping[str, Any]:
+    return {"ProductionVariants": [{"CurrentInstanceCount": there, "DesiredInstanceCount": wanted}]}
+
+
+def _add_up(record: Mapping[str, Any]) -> None:
+    """Every picodollar of it is a call's or idle, and they are the price of the instances' time."""
+    parts = [*(share["usd"] for share in record["shares"]), *record["idle_usd"].values()]
+    assert sum(map(Decimal, parts)) == Decimal(record["usd"])
+    milliseconds = round(record["up_s"] * 1000)
+    assert Decimal(record["usd"]) == Decimal(record["usd_per_hour"]) * milliseconds / 3_600_000
+
+
 async def test_the_endpoint_s_instances_are_billed_and_split_over_its_calls_to_the_last_picodollar(
     place: Place, scripts: Scripts
 ) -> None:
@@ -342,34 +355,80 @@ async def test_the_endpoint_s_instances_are_billed_and_split_over_its_calls_to_t
         records[id] = json.loads(record)
 
     bills = MachineBills(scripts, append)
-    instances = Instances("small", Decimal("3.60"), Places(scripts, hold_s=100.0), bills)
-    bench, endpoint = place.bench, {"ProductionVariants": [{"CurrentInstanceCount": 1, "DesiredInstanceCount": 1}]}
+    instances = Instances("small", Decimal("3.60"), Places(scripts, hold_s=100.0), bills, lag_s=100.0)
+    bench = place.bench
+    await place.at.turn(container_s=1.5)
     opening = SageMakerBackend.open(bench.deployments, tuple(bench.tenants), bench.scripts, None, {"small": instances})
     async with opening as backend:
-        await instances.looked({"ProductionVariants": [{"CurrentInstanceCount": 0, "DesiredInstanceCount": 2}]})
+        await instances.looked(_variants(0, 2))
         await asyncio.sleep(1.1)  # bills are of a second at least
-        await instances.looked(endpoint)
+        await instances.looked(_variants(1, 1))
         jobs = [await bench.job(), await bench.job()]
         taken = [await backend.call(job, place.deployment, attempt=1, on_chunk=None, so_far=SoFar()) for job in jobs]
+        await instances.looked(_variants(3, 3))
         await until(lambda: _is_over_there(place), within=LONG_S)
         for job, each in zip(jobs, taken, strict=True):
             assert isinstance(each, Submitted)
             for _ in range(2):  # looked at again after a crash
                 assert isinstance(await backend.collect(job, place.deployment, each.reference, attempt=1), Answer)
         await asyncio.sleep(1.1)
-        await instances.looked({"ProductionVariants": [{"CurrentInstanceCount": 0}]})
+        await instances.looked(_variants(3, 1))
+        await asyncio.sleep(1.1)
+        await instances.looked(_variants(0, 0))
 
-    warm_up, busy = sorted(records.values(), key=lambda record: int(record["from_ms"]))
-    assert (warm_up["usd_per_hour"], busy["usd_per_hour"]) == ("7.2", "3.6")
-    assert warm_up["idle_usd"]["warm_up"] == warm_up["usd"] != "0"
-    assert {share["job"] for share in busy["shares"]} == {job.id for job in jobs}
-    assert warm_up["to_ms"] == busy["from_ms"]
-    for record in (warm_up, busy):
-        parts = [*(share["usd"] for share in record["shares"]), *record["idle_usd"].values()]
-        assert sum(map(Decimal, parts)) == Decimal(record["usd"])
-        milliseconds = record["to_ms"] - record["from_ms"]
-        assert Decimal(record["usd"]) == Decimal(record["usd_per_hour"]) * milliseconds / 3_600_000
-    assert Decimal(busy["idle_usd"]["gap"]) > 0
+    warm_up, *others = sorted(records.values(), key=lambda record: int(record["from_ms"]))
+    assert 2 * 1.1 <= warm_up["up_s"] <= 2 * (warm_up["to_ms"] - warm_up["from_ms"]) / 1000  # two were coming
+    assert Decimal(warm_up["idle_usd"]["warm_up"]) >= Decimal("0.0022")
+    assert {share["job"] for record in others for share in record["shares"]} == {job.id for job in jobs}
+    for record, after in pairwise([warm_up, *others]):
+        assert record["to_ms"] == after["from_ms"]
+    for record in (warm_up, *others):
+        _add_up(record)
+    idle = {cause: sum(Decimal(record["idle_usd"][cause]) for record in others) for cause in ("gap", "cool_down")}
+    assert min(idle.values()) > 0
+
+
+async def test_what_a_call_waited_at_the_endpoint_is_not_its_share_and_is_told_apart(
+    place: Place, scripts: Scripts
+) -> None:
+    records: dict[str, dict[str, Any]] = {}
+
+    async def append(id: str, record: str) -> None:
+        records[id] = json.loads(record)
+
+    registry, bench = CollectorRegistry(), place.bench
+    bills = MachineBills(scripts, append)
+    instances = Instances("small", Decimal("3.60"), Places(scripts, hold_s=100.0), bills, lag_s=100.0)
+    await place.at.turn(instances=0, container_s=1.0)
+    opening = SageMakerBackend.open(
+        bench.deployments, tuple(bench.tenants), bench.scripts, SageMakerMeters(registry), {"small": instances}
+    )
+    async with opening as backend:
+        await instances.looked(_variants(1, 1))
+        job = await bench.job()
+        taken = await backend.call(job, place.deployment, attempt=1, on_chunk=None, so_far=SoFar())
+        assert isinstance(taken, Submitted)
+        await asyncio.sleep(4.0)  # it waits there
+        await instances.looked(_variants(1, 1))  # a bill does not go beyond a call of which nothing is known yet
+        assert not any(record["shares"] for record in records.values())
+        await place.at.turn(instances=1)
+        await until(lambda: _is_over_there(place), within=LONG_S)
+        await until(lambda: _has_latency(place), within=LONG_S)
+        watching = asyncio.create_task(backend.watch())
+        await until(lambda: _says(registry, 'model_latency_seconds{deployment="small"}'), within=LONG_S)
+        watching.cancel()
+        await backend.listen()
+        answer = await backend.collect(job, place.deployment, taken.reference, attempt=1)
+        await asyncio.sleep(1.1)
+        await instances.looked(_variants(1, 1))
+
+    assert isinstance(answer, Answer) and answer.stay is not None and answer.stay.running is not None
+    waited_s = answer.stay.seconds - answer.stay.running
+    assert waited_s >= 4.0
+    shares = [share for record in records.values() for share in record["shares"]]
+    assert sum(share["seconds"] for share in shares) == pytest.approx(answer.stay.running, abs=0.05)
+    for record in records.values():
+        _add_up(record)
 
 
 async def test_a_job_for_an_endpoint_without_an_instance_is_told_how_long_one_takes_to_come(
@@ -437,17 +496,25 @@ async def test_a_synchronous_endpoint_answers_at_once_and_refuses_what_is_too_la
 
 
 async def _lacks_capacity(place: Place) -> bool:
+    return 1 in await _figure(place, "HasBacklogWithoutCapacity")
+
+
+async def _has_latency(place: Place) -> bool:
+    return bool(await _figure(place, "ModelLatency", {"Name": "VariantName", "Value": "AllTraffic"}))
+
+
+async def _figure(place: Place, name: str, *more: Mapping[str, str]) -> list[float]:
     found = await asyncio.to_thread(
         place.at.client("cloudwatch").get_metric_statistics,
         Namespace=NAMESPACE,
-        MetricName="HasBacklogWithoutCapacity",
-        Dimensions=[{"Name": "EndpointName", "Value": place.at.name}],
+        MetricName=name,
+        Dimensions=[{"Name": "EndpointName", "Value": place.at.name}, *more],
         StartTime=datetime.now(UTC) - timedelta(minutes=10),
         EndTime=datetime.now(UTC),
         Period=60,
         Statistics=["Maximum"],
     )
-    return any(point["Maximum"] == 1 for point in found["Datapoints"])
+    return [point["Maximum"] for point in found["Datapoints"]]
 
 
 async def _says(registry: CollectorRegistry, line: str) -> bool:

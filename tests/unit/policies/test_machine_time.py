@@ -2,6 +2,7 @@
 
 from decimal import Decimal
 from itertools import pairwise
+from typing import TypeVar
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,15 +10,24 @@ from hypothesis import strategies as st
 from policies.machine_time import MS_PER_HOUR, Idle, Phase, Ran, split
 
 RATE = Decimal("3.60")  # a thousandth of a dollar each second: 10**9 picodollars
+Held = TypeVar("Held")
 moments = st.integers(0, 10_000)
 phase_lists = st.lists(st.tuples(moments, st.sampled_from(list(Phase))), max_size=8)
+soon = st.integers(0, 200)
+number_lists = st.lists(st.tuples(soon, st.integers(0, 8)), max_size=6, unique_by=lambda pair: pair[0])
 rates = st.decimals(min_value=0, max_value=1000, places=6)
 
 
 @st.composite
-def call_lists(draw: st.DrawFn) -> list[Ran]:
-    spans = draw(st.lists(st.tuples(moments, st.integers(0, 3000)), max_size=12))
+def call_lists(draw: st.DrawFn, starts: st.SearchStrategy[int] = moments) -> list[Ran]:
+    spans = draw(st.lists(st.tuples(starts, st.integers(0, 3000)), max_size=12))
     return [Ran(f"job{number}", start, start + length) for number, (start, length) in enumerate(spans)]
+
+
+def last(told: list[tuple[int, Held]], at: int, first: Held) -> Held:
+    """What held at a moment."""
+    found = sorted((pair for pair in told if pair[0] <= at), key=lambda pair: pair[0])
+    return found[-1][1] if found else first
 
 
 def pico(usd_per_hour: Decimal) -> int:
@@ -50,18 +60,51 @@ def test_many_spans_cost_what_one_does(
     assert (total, carry, up_ms) == (whole.total, whole.carry, whole.up_ms)
 
 
-@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 8)), min_size=1, max_size=8), rates, call_lists())
+@given(
+    rates,
+    st.lists(st.tuples(soon, st.sampled_from(list(Phase))), max_size=8),
+    number_lists,
+    call_lists(soon),
+    st.lists(soon, min_size=2, max_size=6),
+)
 def test_instances_that_come_and_go_cost_their_number_times_their_time_exactly(
-    spans: list[tuple[int, int]], rate: Decimal, calls: list[Ran]
+    rate: Decimal,
+    phases: list[tuple[int, Phase]],
+    numbers: list[tuple[int, int]],
+    calls: list[Ran],
+    cuts: list[int],
 ) -> None:
-    at = carry = paid = owed = 0
-    for length, count in spans:
-        bill = split(rate * count, [(0, Phase.UP)], calls, since=at, until=at + length, carry=carry)
+    edges = sorted(set(cuts))
+    total = carry = owed = 0
+    for since, until in pairwise(edges):
+        bill = split(rate, phases, calls, since=since, until=until, carry=carry, machines=numbers)
         assert bill.busy + sum(bill.idle.values()) == bill.total
-        at, carry, paid = at + length, bill.carry, paid + bill.total
-        owed += pico(rate) * count * length
+        total, carry = total + bill.total, bill.carry
+    for at in range(edges[0], edges[-1]):  # one millisecond after the other, told without any of split's cleverness
+        is_up = any(call.start <= at < call.end for call in calls) or last(phases, at, Phase.OFF) is not Phase.OFF
+        owed += pico(rate) * is_up * last(numbers, at, 1)
 
-    assert paid * MS_PER_HOUR + carry == owed
+    assert total * MS_PER_HOUR + carry == owed
+
+
+@given(rates, call_lists(), moments)
+def test_a_machine_without_uptime_costs_nothing_whoever_is_there(rate: Decimal, calls: list[Ran], at: int) -> None:
+    nothing = split(rate, [(0, Phase.UP)], calls, since=at, until=at)
+    none = split(rate, [(0, Phase.UP)], calls, since=0, until=10_000, machines=[(0, 0)])
+
+    for bill in (nothing, none):
+        assert (bill.total, bill.busy, sum(bill.idle.values()), bill.up_ms, bill.carry) == (0, 0, 0, 0, 0)
+
+
+@given(st.integers(1, 30), rates, moments, st.integers(1, 5000))
+def test_calls_that_are_there_at_the_very_same_time_pay_the_same_but_for_a_picodollar_s_rest(
+    count: int, rate: Decimal, start: int, length: int
+) -> None:
+    calls = [Ran(f"job{number}", start, start + length) for number in range(count)]
+
+    bill = split(rate, [(0, Phase.UP)], calls, since=0, until=20_000)
+
+    assert max(bill.shares.values()) - min(bill.shares.values()) < count
 
 
 @given(phase_lists, call_lists())
