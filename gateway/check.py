@@ -96,6 +96,8 @@ def _drain(settings: Settings) -> Iterator[Finding]:
 
 
 def _cluster(settings: Settings) -> Iterator[Finding]:
+    if settings.board.ca_file is not None and not settings.redis.startswith("rediss:"):
+        yield Finding(Level.ERROR, "board.ca_file", "is for a redis with TLS; write rediss:// there, or take this out")
     if not settings.kafka_servers:
         return
     if settings.kafka.replication == 1:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING
 
 import structlog
@@ -37,7 +38,7 @@ log = structlog.get_logger(__name__)
 KEEP_ALIVE_S = 75  # longer than clients pool connections; uvicorn's 5 s would reset theirs
 STALLED_S = 60.0
 GATHER_S = 0.002  # under load a script alone in its round trip costs the API's Python four times one of several
-GOODBYE_S = 10  # for answers that are under way when the process is told to stop
+GOODBYE_S = 10.0  # for answers about health that are under way when the process is told to stop
 TOPICS_RETRY_S = 1.0
 
 
@@ -61,7 +62,7 @@ async def serve_api(services: "Services", core: Core, wakeups: Wakeups, *, until
             tasks.create_task(services.sharing.follow()),
             tasks.create_task(services.quotes.follow()),
         ]
-        server = _server(create_app(services), http.host, http.port)
+        server = _server(create_app(services), http.host, http.port, goodbye_s=http.drain_s)
         async with _stopping(until_stdin_closes) as stop:
             serving = tasks.create_task(_serve(server))
             _tune_garbage_collection()
@@ -208,7 +209,9 @@ async def _until_topics_exist(job_log: Log, wanted: tuple[str, ...]) -> None:
         await asyncio.sleep(TOPICS_RETRY_S)
 
 
-def _server(app: Callable[..., Awaitable[None]], host: str, port: int) -> uvicorn.Server:
+def _server(
+    app: Callable[..., Awaitable[None]], host: str, port: int, *, goodbye_s: float = GOODBYE_S
+) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         host=host,
@@ -218,7 +221,7 @@ def _server(app: Callable[..., Awaitable[None]], host: str, port: int) -> uvicor
         access_log=False,
         log_config=None,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=GOODBYE_S,
+        timeout_graceful_shutdown=ceil(goodbye_s),
         server_header=False,
         proxy_headers=False,  # nothing here asks who the caller is by its address
         backlog=4096,

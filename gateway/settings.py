@@ -137,6 +137,7 @@ class HttpSettings(Section):
     max_in_flight_bytes: Size = Field(default=256 * MIB, ge=1 * MIB, le=65_536 * MIB)
     sync_wait_s: Number = Field(default=600.0, ge=1, le=3600)
     accept_wait_s: Number = Field(default=20.0, ge=1, le=120)
+    drain_s: Number = Field(default=10.0, ge=0, le=7200)
 
     @model_validator(mode="after")
     def _one_body_fits(self) -> Self:
@@ -151,6 +152,7 @@ class BoardSettings(Section):
     durability: Durability = "fsync"
     rebuild: Literal["manual", "auto"] = "manual"
     socket_timeout_s: Number = Field(default=5.0, ge=0.1, le=60)
+    ca_file: Path | None = None
 
     @property
     def replicas(self) -> int:

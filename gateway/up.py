@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 SETTLED_S = 30.0  # a process that lived that long is started again without a pause
-GOODBYE_S = 15.0  # beyond the worker's drain
+GOODBYE_S = 15.0  # beyond the drain
 READY_LOOK_S = 0.05
 READY_S = 60.0
 
@@ -115,7 +115,7 @@ async def _keep(
         ended = asyncio.create_task(process.wait())
         await asyncio.wait([stopping, ended], return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
-            await _end(process, settings.worker.drain_s + GOODBYE_S)
+            await _end(process, max(settings.worker.drain_s, settings.http.drain_s) + GOODBYE_S)
             return
         stopping.cancel()
         log.error("process_ended", process=child.name, code=process.returncode, again_in_s=pause)

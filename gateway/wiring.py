@@ -14,7 +14,8 @@ from contextlib import (
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -150,7 +151,11 @@ def open_redis(settings: Settings) -> Redis:
     """A client whose calls end within the settings' time-out. Closes itself as a context manager."""
     if settings.is_embedded:
         raise SettingsError("redis: embedded is for `pointsman up`, which starts it. Give a URL: redis://host:6379/0")
-    timeout = settings.board.socket_timeout_s
+    timeout, authorities = settings.board.socket_timeout_s, settings.board.ca_file
+    tls: dict[str, Any] = {}
+    if authorities is not None and settings.redis.startswith("rediss:"):
+        _trusting(authorities, "board.ca_file")
+        tls = {"ssl_ca_certs": str(authorities)}
     pool = BlockingConnectionPool.from_url(
         settings.redis,
         max_connections=CONNECTIONS,
@@ -158,6 +163,7 @@ def open_redis(settings: Settings) -> Redis:
         socket_timeout=timeout,
         socket_connect_timeout=timeout,
         retry=Retry(NoBackoff(), 1),  # for a connection that was closed meanwhile
+        **tls,
     )
     return Redis.from_pool(pool)
 
@@ -195,7 +201,7 @@ def open_log(settings: Settings, redis: Redis) -> AbstractAsyncContextManager[Lo
     if kafka.security != "plaintext":
         security = Security(
             protocol=kafka.security.upper(),
-            ssl_context=ssl.create_default_context(cafile=kafka.ca_file) if kafka.security.endswith("ssl") else None,
+            ssl_context=_trusting(kafka.ca_file, "kafka.ca_file") if kafka.security.endswith("ssl") else None,
             mechanism=kafka.mechanism,
             username=kafka.username or None,
             password=kafka.password.get_secret_value() if kafka.password else None,
@@ -210,6 +216,14 @@ def open_log(settings: Settings, redis: Redis) -> AbstractAsyncContextManager[Lo
         session_s=kafka.session_s,
         security=security,
     )
+
+
+def _trusting(authorities: Path | None, setting: str) -> ssl.SSLContext:
+    """Of a client that trusts these certificates, or the system's. Raises `SettingsError`."""
+    try:
+        return ssl.create_default_context(cafile=authorities)
+    except OSError as error:  # ssl's own errors are such as well
+        raise SettingsError(f"{setting}: cannot be used: {error.strerror or 'it holds no certificates'}") from error
 
 
 def wanted_topics(core: Core) -> tuple[str, ...]:
@@ -595,7 +609,7 @@ async def open_webhook_sender(core: Core, registry: CollectorRegistry) -> AsyncG
     from consumers.webhook_sender import Bounds, WebhookSender
 
     settings, outward = core.settings.webhooks, core.settings.outbound
-    tls = ssl.create_default_context(cafile=outward.ca_file) if outward.ca_file else None
+    tls = _trusting(outward.ca_file, "outbound.ca_file") if outward.ca_file else None
     async with Outbound.open(outward.allowed_hosts, connections=settings.at_once, tls=tls) as outbound:
         yield WebhookSender(
             webhooks=core.webhooks,

@@ -215,7 +215,7 @@ def test_the_grace_of_a_pod_follows_from_the_longest_call() -> None:
         ({"config": {"pod_grace_s": 300}}, "must be at least 360 s"),
         ({"config": {"worker": {"drain_s": 600}, "pod_grace_s": 610}}, "must be at least 620 s"),
         ({"workers": [{"backend": "echo", "terminationGracePeriodSeconds": 60}]}, "it needs 360 s"),
-        ({"http": {"preStopSeconds": 60, "terminationGracePeriodSeconds": 60}}, "it needs 85 s"),
+        ({"http": {"preStopSeconds": 60, "terminationGracePeriodSeconds": 60}}, "it needs 375 s"),
     ],
 )
 def test_too_short_a_grace_is_refused(change: Values, why: str) -> None:

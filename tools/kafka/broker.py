@@ -36,6 +36,15 @@ class KafkaToolError(Exception):
     """Kafka cannot be had or does not start; the message says what to do."""
 
 
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A second door, with TLS and a password. `certificate` is PEM: the key as PKCS 8, then its chain."""
+
+    certificate: Path
+    username: str
+    password: str
+
+
 @dataclass(slots=True)
 class Broker:
     """One node of a cluster: broker and controller in one process."""
@@ -44,6 +53,7 @@ class Broker:
     port: int
     controller_port: int
     directory: Path
+    secure_port: int = 0
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -63,12 +73,18 @@ class Cluster:
     Its processes end with this one, where the main thread started them.
     """
 
-    def __init__(self, directory: Path, *, brokers: int = 1, port: int = 0, lib: Path = LIB) -> None:
-        """`port` is the first broker's, the others follow it; 0 takes free ones."""
-        ports = [port + index for index in range(brokers)] if port else free_ports(brokers)
+    def __init__(
+        self, directory: Path, *, brokers: int = 1, port: int = 0, login: Login | None = None, lib: Path = LIB
+    ) -> None:
+        """`port` is the first broker's, the others follow it; 0 takes free ones. `login` opens the second door."""
+        self._login = login
+        free = free_ports(3 * brokers)
+        ports = [port + index for index in range(brokers)] if port else free[:brokers]
         self.brokers = [
-            Broker(index + 1, ports[index], controller_port, directory / f"broker-{index + 1}")
-            for index, controller_port in enumerate(free_ports(brokers))
+            Broker(index + 1, ports[index], controller_port, directory / f"broker-{index + 1}", secure_port)
+            for index, (controller_port, secure_port) in enumerate(
+                zip(free[brokers : 2 * brokers], free[2 * brokers :], strict=True)
+            )
         ]
         self._lib = lib
 
@@ -76,6 +92,11 @@ class Cluster:
     def bootstrap(self) -> str:
         """What clients connect to."""
         return ",".join(f"{HOST}:{broker.port}" for broker in self.brokers)
+
+    @property
+    def secure_bootstrap(self) -> str:
+        """What clients with a login connect to."""
+        return ",".join(f"{HOST}:{broker.secure_port}" for broker in self.brokers)
 
     def start(self, timeout_s: float = START_S) -> None:
         """Return once topics can be created and groups can be joined; raise `KafkaToolError` otherwise."""
@@ -157,7 +178,7 @@ class Cluster:
             broker.directory.mkdir(parents=True, exist_ok=True)
             settings = broker.directory / "server.properties"
             settings.write_text(self._settings(broker), encoding="ascii")
-            command = ("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(settings))
+            command = ("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(settings), *self._users())
             formatting.append((broker, self._java(broker, command)))
         for broker, process in formatting:
             if process.wait(START_S) != 0:
@@ -181,7 +202,7 @@ class Cluster:
 
     def _settings(self, broker: Broker) -> str:
         copies = min(3, len(self.brokers))
-        settings = {
+        settings: dict[str, object] = {
             "process.roles": "broker,controller",
             "node.id": broker.node,
             "controller.quorum.voters": ",".join(f"{each.node}@{HOST}:{each.controller_port}" for each in self.brokers),
@@ -200,7 +221,35 @@ class Cluster:
             "group.initial.rebalance.delay.ms": 0,
             "auto.create.topics.enable": "false",
         }
+        if self._login is not None:
+            door = f"SASL_SSL://{HOST}:{broker.secure_port}"
+            added = {"listeners": door, "advertised.listeners": door}
+            added["listener.security.protocol.map"] = "SASL_SSL:SASL_SSL"
+            settings |= {name: f"{settings[name]},{value}" for name, value in added.items()} | _door(self._login)
         return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+    def _users(self) -> tuple[str, ...]:
+        if self._login is None:
+            return ()
+        name, password = self._login.username, self._login.password
+        return tuple(
+            word
+            for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512")
+            for word in ("--add-scram", f"{mechanism}=[name={name},password={password}]")
+        )
+
+
+def _door(login: Login) -> dict[str, object]:
+    plain, scram = (f"org.apache.kafka.common.security.{name}LoginModule" for name in ("plain.Plain", "scram.Scram"))
+    return {
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": f'{plain} required user_{login.username}="{login.password}";',
+        "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config": f"{scram} required;",
+        "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": f"{scram} required;",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": login.certificate,
+        "ssl.client.auth": "none",
+    }
 
 
 def free_ports(count: int) -> list[int]:

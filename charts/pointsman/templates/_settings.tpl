@@ -20,6 +20,7 @@
 {{- $times := include "pointsman.times" . | fromYaml -}}
 {{- $_ := set $settings "pod_grace_s" $times.worker -}}
 {{- $_ := set $settings "worker" (merge (dict "drain_s" $times.drain) (default dict $settings.worker)) -}}
+{{- $_ := set $settings "http" (merge (dict "drain_s" $times.goodbye) (default dict $settings.http)) -}}
 {{- include "pointsman.refuseSecrets" (dict "path" "config" "value" .Values.config) -}}
 {{- include "pointsman.refuseUnknownVariables" (dict "root" . "settings" $settings) -}}
 {{- toYaml $settings -}}
@@ -40,7 +41,9 @@
 {{- fail (printf "config.pod_grace_s is %d s, but a worker may drain for %d s and a call may take %.0f s: it must be at least %d s" $grace $drain $longest $least) -}}
 {{- end -}}
 {{- $accept := dig "http" "accept_wait_s" 20 .Values.config | float64 | ceil | int64 -}}
-{{- toYaml (dict "drain" $drain "worker" $grace "http" (add .Values.http.preStopSeconds 25) "inbox" (add $accept 20) "other" 30) -}}
+{{- $http := default dict .Values.config.http -}}
+{{- $goodbye := (hasKey $http "drain_s" | ternary $http.drain_s $longest) | float64 | ceil | int64 -}}
+{{- toYaml (dict "drain" $drain "worker" $grace "goodbye" $goodbye "http" (add .Values.http.preStopSeconds $goodbye 15) "inbox" (add $accept 20) "other" 30) -}}
 {{- end -}}
 
 {{- /* A ConfigMap can be read by many. Fails at what is a secret and no ${NAME}. */ -}}

@@ -93,6 +93,13 @@ def test_a_cluster_that_shares_nothing_is_warned_about() -> None:
     }
 
 
+def test_authorities_for_a_redis_without_tls_are_an_error() -> None:
+    board = {"ca_file": "/ca.crt"}
+
+    assert found(settings_with(redis="redis://valkey", board=board)) == {("error", "board.ca_file")}
+    assert found(settings_with(redis="rediss://valkey", board=board)) == set()
+
+
 def test_a_topic_keeps_a_job_for_longer_than_its_deadline() -> None:
     tenants = {"a": {"deadline_s": 2 * DAY_S + 1}}
 

@@ -232,7 +232,7 @@ def test_durability_says_how_many_replicas(durability: str, replicas: int) -> No
         ),
         (
             "board:\n  qqq: 1\n",
-            "pointsman.yaml:2: board.qqq: unknown setting; known here: durability, rebuild, socket_timeout_s",
+            "pointsman.yaml:2: board.qqq: unknown setting; known here: durability, rebuild, socket_timeout_s, ca_file",
         ),
         ("worker:\n  lease_s: 61\n", "pointsman.yaml:2: worker.lease_s: must be a number at least 1 and at most 60"),
         ("worker:\n  lease_s: soon\n", "pointsman.yaml:2: worker.lease_s: must be a number at least 1"),
