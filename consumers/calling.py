@@ -89,6 +89,7 @@ class Calling:
 
     async def _reserve(self) -> Later | Waiting | None:
         means, running, job = self.means, self.running, self.running.job
+        from_door = job.is_reserved and running.number == 1
         verdict = await means.quotas.reserve_both(
             *running.scopes,
             running.rid,
@@ -96,6 +97,7 @@ class Calling:
             usd=job.estimate.usd,
             hold_s=means.lease_s * 2,
             ttl_s=running.seconds_left + 3600,
+            keep=from_door,
         )
         means.gate.told(job.id, verdict, means.clock())
         means.meters.verdict(verdict)
@@ -106,7 +108,8 @@ class Calling:
                 return None
             case Wait(seconds, limit) if seconds <= LONGEST_PARK_S:
                 await means.board.release(job, running.owner, undo_delivery=False)
-                return Waiting(f"quota_{limit}")
+                its_own = {part.name for part in running.scopes[0].parts}
+                return Waiting(f"quota_{limit}", keeps=from_door and verdict.scope not in its_own)
             case Wait(seconds, limit):
                 wait = Later(min(seconds, LONGEST_WAIT_S), f"quota_{limit}")
             case Exhausted(limit):  # looked at again now and then, as the budget may be raised

@@ -34,8 +34,7 @@ class Learning:
     def wants(self, job: Job) -> bool:
         """Whether anything is to be kept of this job."""
         tenant = self.tenants.get(job.tenant)
-        is_scored = job.route.rule in SCORED and job.route.score is not None and not job.route.tried
-        return is_scored and tenant is not None and tenant.routing.learn is not Learn.OFF
+        return tenant is not None and is_taught(job, tenant)
 
     async def keep(self, job: Job, asked: Mapping[str, object], usage: Usage, seen: Fault | None) -> None:
         """Keep what the job was like, and what was seen of its answer."""
@@ -79,6 +78,12 @@ class Learning:
                 await self.shadows.start(job, asked, values_of(asked))
         except (BoardUnavailableError, LogUnavailableError):
             log.debug("shadow_left_out", job=job.id)
+
+
+def is_taught(job: Job, tenant: Tenant) -> bool:
+    """Whether the router learns from a job as it is now: a score decided, and its tenant wants it so."""
+    is_scored = job.route.rule in SCORED and job.route.score is not None and not job.route.tried
+    return is_scored and tenant.routing.learn is not Learn.OFF
 
 
 def values_of(asked: Job) -> Mapping[str, object]:

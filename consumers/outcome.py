@@ -25,9 +25,13 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """There is no quota yet. It stays with this worker, whose gate knows how long."""
+    """There is no quota yet. It stays with this worker, whose gate knows how long.
+
+    It `keeps` what the door has reserved of its tenant's: only the deployment's is lacking.
+    """
 
     reason: str
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

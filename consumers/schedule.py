@@ -28,7 +28,8 @@ URGENCY = {band: urgency for urgency, band in enumerate(FLOORS)}
 class Ticket:
     """A job that this worker holds, with the record that it must say `done` for.
 
-    It needs quota of its tenant's parts and of its deployment's; `place` is its number if it was held back.
+    It needs quota of its tenant's parts and of its deployment's; `has_quota`: the door has reserved its tenant's, for
+    all that is known here. `place` is its number if it was held back.
     """
 
     job: Job
@@ -36,7 +37,7 @@ class Ticket:
     size: int
     of_tenant: tuple[Part, ...] = ()
     of_deployment: tuple[Part, ...] = ()
-    tries: int = 0
+    has_quota: bool = False
     place: int | None = None
 
     @property
@@ -45,9 +46,9 @@ class Ticket:
         return to_record(self.job) if self.job.route.tried else self.delivery.record
 
     @property
-    def has_quota(self) -> bool:
-        """Whether the door has reserved it, for all that is known here."""
-        return self.job.is_reserved and self.tries == 0
+    def lacks(self) -> tuple[Part, ...]:
+        """The parts of its tenant that it must ask."""
+        return () if self.has_quota else self.of_tenant
 
 
 @dataclass(slots=True)
@@ -68,9 +69,7 @@ class Schedule:
     expected: Expected = field(default_factory=Expected)
     board_minus_ours: float = -math.inf  # until the board's clock was read, no job has aged
     _queues: dict[str, FairQueue[Ticket]] = field(default_factory=dict)
-    _with_quota: dict[str, FairQueue[Ticket]] = field(default_factory=dict)
     _held_back: HeldBack[Ticket] = field(default_factory=HeldBack)
-    _door_was_last: dict[str, bool] = field(default_factory=dict)
     _opens_at: dict[str, float] = field(default_factory=dict)
     _usual: dict[str, Usual] = field(default_factory=dict)
     _limits: dict[str, tuple[Part, ...]] = field(default_factory=dict)
@@ -87,10 +86,9 @@ class Schedule:
     def put(self, ticket: Ticket, now: float, *, in_front: bool = False) -> None:
         """Behind its tenant's others of its class; or in front of them, as one that comes back."""
         job = ticket.job
-        queues = self._with_quota if ticket.has_quota else self._queues
-        queue = queues.get(job.route.deployment)
+        queue = self._queues.get(job.route.deployment)
         if queue is None:
-            queue = queues[job.route.deployment] = self._new_queue(job.route.deployment, now)
+            queue = self._queues[job.route.deployment] = self._new_queue(job.route.deployment, now)
         queue.put(ticket, tenant=job.tenant, band=job.band, ages_at=job.ages_at, in_front=in_front)
 
     def park(self, ticket: Ticket, until: float) -> None:
@@ -108,7 +106,7 @@ class Schedule:
 
     def fill(self, now: float) -> None:
         """Put into microbatches whose turn it is, while slots are free. Each holds its slot until `finish`."""
-        for name in self._queues.keys() | self._with_quota.keys():
+        for name in self._queues:
             self._fill(name, now)
 
     def close(self, now: float) -> Sequence[Sequence[Turn[Ticket]]]:
@@ -125,8 +123,7 @@ class Schedule:
         """It has ended, or is put off: its slot is free. Once for each turn."""
         ticket = turn.item
         name = ticket.job.route.deployment
-        (self._with_quota if ticket.has_quota else self._queues)[name].finish(turn, held_s)
-        ticket.tries += 1
+        self._queues[name].finish(turn, held_s)
         self._running[name] -= 1
         self.gate.forget(ticket.job.id)
         self._held_back.wake(ticket.of_tenant, now)
@@ -196,7 +193,7 @@ class Schedule:
 
     def _places(self, name: str, now: float) -> float:
         """Jobs that may hold a slot at once, for all that its replicas take. Only asked when some wait."""
-        waiting = sum(len(queues[name]) for queues in (self._queues, self._with_quota) if name in queues)
+        waiting = len(self._queues[name])
         begun = self._running.get(name, 0)
         room = self.room(name, begun) if waiting else None
         if room is None:
@@ -213,33 +210,19 @@ class Schedule:
         return deployment is not None and bool(deployment.fallback) and self.is_away(name)
 
     def _next_turn(self, name: str, now: float) -> Turn[Ticket] | None:
-        """Jobs that have their quota from the door and those that have not, by turns."""
-        door_first = not self._door_was_last.get(name, False)
-        for from_door in (door_first, not door_first):
-            turn = self._from_door(name, now) if from_door else self._let(name, now)
-            if turn is not None:
-                self._door_was_last[name] = from_door
-                return turn
-        return None
-
-    def _from_door(self, name: str, now: float) -> Turn[Ticket] | None:
-        queue = self._with_quota.get(name)
-        return None if queue is None else queue.take(now + self.board_minus_ours)
-
-    def _let(self, name: str, now: float) -> Turn[Ticket] | None:
         """The next job that the quotas are likely to let through. Those that its tenant's would not are held back."""
-        queue, gate, board_now = self._queues.get(name), self.gate, now + self.board_minus_ours
-        while queue is not None and (ticket := queue.peek(board_now)) is not None:
+        queue, gate, board_now = self._queues[name], self.gate, now + self.board_minus_ours
+        while (ticket := queue.peek(board_now)) is not None:
             tokens = ticket.job.estimate.tokens
-            closed = gate.closed(ticket.of_tenant, tokens, now) or gate.closed(ticket.of_deployment, tokens, now)
+            closed = gate.closed(ticket.lacks, tokens, now) or gate.closed(ticket.of_deployment, tokens, now)
             if closed is not None and closed.part.kind is Kind.DEPLOYMENT:
                 self._opens_at[name] = now + closed.seconds
                 return None
             turn = queue.take(board_now)
             assert turn is not None
             if closed is None:
-                if ticket.of_tenant or ticket.of_deployment:
-                    gate.ask(ticket.job.id, ticket.of_tenant + ticket.of_deployment, tokens)
+                if ticket.lacks or ticket.of_deployment:
+                    gate.ask(ticket.job.id, ticket.lacks + ticket.of_deployment, tokens)
                 if ticket.place is not None:
                     self._held_back.wake(ticket.of_tenant, now)
                 return turn

@@ -15,7 +15,7 @@ AWAY_S = 0.2
 
 @asynccontextmanager
 async def chunk_writer(board: Board, job: Job, owner: str, attempt: int) -> AsyncGenerator[OnChunk]:
-    """A place for the pieces of a stream; on a clean exit all of them are on the board, in order, each at least once.
+    """A place for the pieces of a stream; on a clean exit all of them are on the board, in order, each once.
 
     Pieces that come while a write is under way share the next one. While the board is away they are kept,
     as many as an answer may have; those of an owner that lost the job are dropped.
@@ -25,6 +25,7 @@ async def chunk_writer(board: Board, job: Job, owner: str, attempt: int) -> Asyn
     closing = False
 
     async def write() -> None:
+        before = 0
         while not (closing and not pieces):
             await come.wait()
             come.clear()
@@ -32,10 +33,11 @@ async def chunk_writer(board: Board, job: Job, owner: str, attempt: int) -> Asyn
             pieces.clear()
             while batch:
                 try:
-                    await board.add_chunks(job, owner, attempt, batch, ttl_s=KEPT_S)
+                    await board.add_chunks(job, owner, attempt, batch, before=before, ttl_s=KEPT_S)
                     break
                 except BoardUnavailableError:
                     await asyncio.sleep(AWAY_S)
+            before += len(batch)
 
     async def on_chunk(piece: bytes) -> None:
         pieces.append(piece)

@@ -166,7 +166,7 @@ class Worker:
             tasks.create_task(self._bury(subscription, delivery, size, Dead("undecodable", str(error))))
             return
         of_tenant, of_deployment = self.attempt.scopes(job)
-        self._put(Ticket(job, delivery, size, enforced(of_tenant), enforced(of_deployment)))
+        self._put(Ticket(job, delivery, size, enforced(of_tenant), enforced(of_deployment), job.is_reserved))
 
     def _make_room(self, tasks: asyncio.TaskGroup, subscription: Subscription) -> None:
         """What a tenant's quota holds back for long waits on a retry topic."""
@@ -252,6 +252,7 @@ class Worker:
             self._schedule.finish(turn, held_s, now)
             self._changed.set()
         self.meters.outcome(outcome)
+        ticket.has_quota = ticket.has_quota and isinstance(outcome, Waiting) and outcome.keeps
         if isinstance(outcome, Concluded):
             self._schedule.learn(job, held_s)
         if isinstance(outcome, Concluded | Dead):
@@ -285,9 +286,7 @@ class Worker:
         """To the other deployment's line: here, where a caller may wait, or on the topic of another backend's lane."""
         if job.topic in self.topics:
             of_tenant, of_deployment = self.attempt.scopes(job)
-            again = Ticket(
-                job, ticket.delivery, ticket.size, enforced(of_tenant), enforced(of_deployment), ticket.tries
-            )
+            again = Ticket(job, ticket.delivery, ticket.size, enforced(of_tenant), enforced(of_deployment))
             self._put(again, in_front=True)
             return
         await self.attempt.until_it_works(lambda: self.log.append(job.topic, to_record(job)))

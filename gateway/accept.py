@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from math import ceil
@@ -41,7 +42,8 @@ CONTENT: Mapping[str, Literal["input", "prompt", "file"]] = MappingProxyType(
     }
 )
 INLINE_BODY = 256 * 1024
-HOLD_S = 60.0  # a waiting caller's place among the concurrent ones, until a worker renews it
+HOLD_S = 60.0  # a waiting caller's place among its tenant's concurrent ones, until a worker renews it
+LONGEST_TURN_S = 30.0  # for so long a worker keeps a job that waits; one that waits longer is no answer to a caller
 EARLIER_REQUEST_S = 1.0  # longer than the log takes to confirm on any good day
 LOOK_S = 0.1
 LINES_PART = 0.75  # of a tenant's unfinished jobs: the rest is for jobs that are no lines of batches
@@ -61,7 +63,7 @@ class NoRouteError(Exception):
 
 
 class OverQuotaError(Exception):
-    """A caller who waits in the open is over a limit that a queued job would wait for."""
+    """A caller who waits in the open is over a limit of its tenant's, or would wait too long for its deployment's."""
 
     def __init__(self, limit: str, scope: str, seconds: float | None, rooms: Rooms) -> None:
         super().__init__(f"over {limit} of {scope}")
@@ -131,7 +133,7 @@ class Desk:
         reply: Reply | None = None,
         line: Line | None = None,
     ) -> Acceptance:
-        """Return once the log has the job. With a `channel` the caller waits: quota is reserved now or refused now.
+        """Return once the log has the job. With a `channel` the caller waits: its tenant's quota is taken or refused.
 
         Callers other than HTTP may give the `job_id` (a ULID, the same for the same work: twice is then once), and a
         `deadline_s` that stands above the request's and the tenant's. `hold` is told how many bytes more are held.
@@ -159,11 +161,11 @@ class Desk:
         if line is not None:
             job = replace(job, line=line, job_class=JobClass.BULK, result_ttl_s=deadline_s + LINE_KEPT_S)
             most_unfinished = ceil(most_unfinished * LINES_PART)
-        scopes, granted = None, Granted()
+        scope, granted = None, Granted()
         if channel:
-            scopes = self._scopes(tenant, holder, chosen.route.deployment)
-            granted = await self._reserve(job, scopes, deadline_s)
-            job = replace(job, is_reserved=any(scope.parts for scope in scopes), is_waited_for=True)
+            scope = tenant_scope(tenant, deployment=chosen.route.deployment, key=holder.name)
+            granted = await self._reserve(job, scope, deadline_s)
+            job = replace(job, is_reserved=bool(scope.parts), is_waited_for=True)
         if reply is not None:
             job = replace(job, reply=reply)
         try:
@@ -178,19 +180,30 @@ class Desk:
                 most_unfinished=most_unfinished,
                 most_in_class=tenant.max_in_class,
                 channel=channel,
-                unclaimed=_unclaimed(job, scopes),
+                unclaimed=_unclaimed(job, scope),
             )
             if isinstance(answer, Accepted):
                 job = replace(job, created_at=answer.created_at, expires_at=answer.expires_at, queue=answer.queue)
                 queued = await self._enqueue(job, conversation, headers)
                 return Acceptance(queued, rooms=granted.rooms, shadows=granted.shadows)
         except BaseException:
-            await self._give_back(job, scopes)
+            await self._give_back(job, scope)
             raise
-        await self._give_back(job, scopes)
+        await self._give_back(job, scope)
         if job.payload is not None:
             await self.payloads.remove(job.payload.path)
         return await self._refused(answer, job, conversation, channel)
+
+    async def where(
+        self, holder: KeyHolder, asked: Asked, endpoint: str, values: Mapping[str, object], *, size: int
+    ) -> Chosen:
+        """Where such a job would go. Raises as `accept` does, for what it looks at up to there."""
+        tenant = self.tenants.get(holder.tenant)
+        if tenant is None:
+            raise UnknownTenantError(holder.tenant)
+        if endpoint == responses.ENDPOINT:
+            values, _ = await self._in_chat_form(tenant.name, str(ULID()), values)
+        return self._choose(endpoint, asked, values, tenant, size)
 
     @property
     def _conversations(self) -> Conversations:
@@ -231,37 +244,29 @@ class Desk:
             raise NoRouteError(route)
         return route
 
-    def _scopes(self, tenant: Tenant, holder: KeyHolder, deployment: str) -> tuple[Scope, Scope]:
-        own = tenant_scope(tenant, deployment=deployment, key=holder.name)
-        return own, deployment_scope(self.deployments[deployment])
-
-    async def _reserve(self, job: Job, scopes: tuple[Scope, Scope], deadline_s: float) -> Granted:
-        verdict = await self.quotas.reserve_both(
-            *scopes,
+    async def _reserve(self, job: Job, scope: Scope, deadline_s: float) -> Granted:
+        """Take its tenant's part, and see that its deployment's can be had soon: its worker takes that in turn."""
+        deployment = deployment_scope(self.deployments[job.route.deployment]).without_places
+        there = await self.quotas.look(deployment, tokens=job.estimate.tokens, usd=job.estimate.usd)
+        if isinstance(there, Exhausted) or (isinstance(there, Wait) and there.seconds > LONGEST_TURN_S):
+            raise _over(there)
+        verdict = await self.quotas.reserve(
+            scope,
             reservation_id(job.id, 1),
             tokens=job.estimate.tokens,
             usd=job.estimate.usd,
             hold_s=HOLD_S,
             ttl_s=deadline_s + 3600,
-            unclaimed=_unclaimed(job, scopes),
+            unclaimed=_unclaimed(job, scope),
         )
-        match verdict:
-            case Granted():
-                return verdict
-            case Wait():
-                raise OverQuotaError(verdict.limit, verdict.scope, verdict.seconds, verdict.rooms)
-            case Exhausted():
-                raise OverQuotaError(verdict.limit, verdict.scope, None, verdict.rooms)
+        if not isinstance(verdict, Granted):
+            raise _over(verdict)
+        return replace(verdict, states=verdict.states + there.states)
 
-    async def _give_back(self, job: Job, scopes: tuple[Scope, Scope] | None) -> None:
-        if scopes is None:
-            return
-        rid, (own, of_deployment) = reservation_id(job.id, 1), scopes
-        await asyncio.gather(
-            self.quotas.refund(of_deployment, rid),
-            self.quotas.refund(own, rid, unclaimed=_unclaimed(job, scopes)),
-            return_exceptions=True,
-        )
+    async def _give_back(self, job: Job, scope: Scope | None) -> None:
+        if scope is not None:
+            with suppress(BoardUnavailableError):
+                await self.quotas.refund(scope, reservation_id(job.id, 1), unclaimed=_unclaimed(job, scope))
 
     async def _enqueue(
         self, job: Job, conversation: Packed | None, headers: Mapping[str, str] | None = None
@@ -334,7 +339,7 @@ def _job(
         tenant=tenant.name,
         endpoint=endpoint,
         model=asked.model,
-        job_class=asked.job_class,
+        job_class=asked.job_class or (JobClass.INTERACTIVE if asked.waits else JobClass.STANDARD),
         route=chosen.route,
         estimate=chosen.estimate,
         body=raw,
@@ -352,9 +357,14 @@ def _job(
     )
 
 
-def _unclaimed(job: Job, scopes: tuple[Scope, Scope] | None) -> str:
+def _over(verdict: Wait | Exhausted) -> OverQuotaError:
+    seconds = verdict.seconds if isinstance(verdict, Wait) else None
+    return OverQuotaError(verdict.limit, verdict.scope, seconds, verdict.rooms)
+
+
+def _unclaimed(job: Job, scope: Scope | None) -> str:
     """The name of what is reserved for it, until the board has it; empty when that is nothing."""
-    is_reserved = scopes is not None and any(scope.parts for scope in scopes)
+    is_reserved = scope is not None and bool(scope.parts)
     return unclaimed_name(reservation_id(job.id, 1), job.route.deployment) if is_reserved else ""
 
 

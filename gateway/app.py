@@ -84,6 +84,7 @@ def routes(services: Services) -> list[Route]:
         _route("GET", "/v1/files", files.page),
         _route("GET", "/v1/files/{id}", files.retrieve),
         _route("GET", "/v1/files/{id}/content", files.content),
+        _route("GET", "/v1/files/{id}/routes", files.routes),
         _route("DELETE", "/v1/files/{id}", files.delete),
         _route("POST", "/v1/batches", batches.create),
         _route("GET", "/v1/batches", batches.page),

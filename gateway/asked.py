@@ -41,12 +41,14 @@ class Wishes:
 class Asked:
     """A checked request, without its content. `store`: the job goes on when its waiting caller leaves.
 
+    `job_class` is None where it was not said: who waits is then served before who does not.
+
     `include_usage`: the caller's stream is to end with what it used. `background`: the caller does not wait, and gets
     the endpoint's own object instead of the job.
     """
 
     model: str
-    job_class: JobClass = JobClass.STANDARD
+    job_class: JobClass | None = None
     stream: bool = False
     include_usage: bool = False
     is_async: bool = False
@@ -99,9 +101,9 @@ def trace(text: str) -> str | None:
     return text if _TRACEPARENT.fullmatch(text) else None
 
 
-def _job_class(values: Values) -> JobClass:
+def _job_class(values: Values) -> JobClass | None:
     tier = values.get("service_tier")
-    return JobClass.STANDARD if tier is None else CLASSES[a_choice(tier, "service_tier", CLASSES)]
+    return None if tier is None else CLASSES[a_choice(tier, "service_tier", CLASSES)]
 
 
 def metadata_of(values: Values) -> dict[str, str]:

@@ -24,6 +24,7 @@ from gateway import (
     cli_bedrock,
     cli_dlq,
     cli_fleet,
+    cli_pilot,
     cli_plan,
     cli_router,
     cli_sagemaker,
@@ -40,7 +41,7 @@ from gateway.settings import Settings, SettingsError, load
 from gateway.up import up
 from policies.keys import KeyTakenError, PublicKeyError
 from policies.scripts import BoardUnavailableError
-from router.costs import DAYS_KEPT, By, Spent, spent
+from router.costs import DAYS_KEPT, By, Spent, of_batches, spent
 from router.ledger import plain
 from router.log import LogUnavailableError
 from router.rebuild import Rebuilt, begin
@@ -59,6 +60,7 @@ app.add_typer(cli_router.app, name="router")
 app.add_typer(cli_sagemaker.app, name="sagemaker")
 app.add_typer(cli_webhooks.app, name="webhooks")
 cli_batches.add_to(app)
+cli_pilot.add_to(app)
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -87,6 +89,7 @@ class GroupBy(StrEnum):
     """What a row of costs is."""
 
     BATCH = "batch"
+    MICROBATCH = "microbatch"
     TENANT = "tenant"
     DEPLOYMENT = "deployment"
     LANE = "lane"
@@ -232,7 +235,10 @@ def costs_command(
     data: DataOption = None,
     by: Annotated[
         GroupBy,
-        typer.Option(help="What a row is. batch: what a worker dispatched together; replica: a machine and its time."),
+        typer.Option(
+            help="What a row is. batch: a client's, of /v1/batches; microbatch: what a worker sent out together;"
+            " replica: a machine and its time."
+        ),
     ] = GroupBy.TENANT,
     days: Annotated[int, typer.Option(min=1, max=DAYS_KEPT, help="How many days, today included.")] = DAYS_KEPT,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row.")] = False,
@@ -242,20 +248,20 @@ def costs_command(
     if by is GroupBy.REPLICA:
         _run(cli_fleet.show_machines(settings, out, days=days, as_json=as_json))
         return
-    rows = _run(_costs(settings, cast(By, by.value), days))
+    rows = _run(_costs(settings, by, days))
     if as_json:
         for row in rows:
             out.print_json(json.dumps(_cost_values(row)), indent=None)
         return
     table = Table(title=f"Costs by {by}")
-    for column in ("name", "deployment") if by is GroupBy.BATCH else ("name",):
+    for column in ("name", "deployment") if by is GroupBy.MICROBATCH else ("name",):
         table.add_column(column, overflow="fold")
     for column in ("jobs", "retries", "tokens", "dollars", "unpriced", "items/min"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in [*rows, _sum(rows)]:
         table.add_row(
             row.name,
-            *([row.deployment] if by is GroupBy.BATCH else []),
+            *([row.deployment] if by is GroupBy.MICROBATCH else []),
             str(row.jobs),
             str(row.retries),
             str(row.tokens),
@@ -417,12 +423,14 @@ async def _topics(settings: Settings, *, create: bool) -> int:
     return sum(name not in found for name in wanted)
 
 
-async def _costs(settings: Settings, by: By, days: int) -> list[Spent]:
+async def _costs(settings: Settings, by: GroupBy, days: int) -> list[Spent]:
     async with wiring.core(settings) as core:
+        if by is GroupBy.BATCH:
+            return await of_batches(core.batches, core.tenants)
         seconds, _ = await core.redis.time()
         today = datetime.fromtimestamp(seconds, UTC).date()
         wanted = [today - timedelta(days=ago) for ago in range(days)]
-        return await spent(core.redis, core.tenants, by=by, days=wanted)
+        return await spent(core.redis, core.tenants, by=cast(By, by.value), days=wanted)
 
 
 def _write_config(data: Path, upstream: str, model: str) -> Path:

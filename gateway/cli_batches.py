@@ -1,14 +1,10 @@
-"""`pointsman submit|watch|jobs|cancel|pilot`: batches and jobs of a running gateway, as its client."""
+"""`pointsman submit|watch|jobs|cancel`: batches and jobs of a running gateway, as its client."""
 
 import asyncio
 import json
-import random
-import tempfile
-from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import asdict, dataclass
-from decimal import Decimal
 from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +16,6 @@ from rich.table import Column, Table
 
 from gateway import tables
 from gateway.client_answers import ENDED, GatewayError, NotThereError
-from gateway.pilot import Estimate, estimate, sample
 
 if TYPE_CHECKING:
     from gateway.client import Client
@@ -40,6 +35,22 @@ KeyOption = Annotated[
 EndpointOption = Annotated[str, typer.Option(help="Of all requests in the file.")]
 WindowOption = Annotated[str, typer.Option(help="When it must be done: 1h to 24h.")]
 URL, ENDPOINT, WINDOW = "http://127.0.0.1:4000/v1", "/v1/chat/completions", "24h"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be run, and until when."""
+
+    file: Path
+    endpoint: str
+    window: str
+
+    def digest(self) -> str:
+        """The same for the same lines, endpoint and window."""
+        with self.file.open("rb") as content:
+            digest = file_digest(content, "sha256")
+        digest.update(f"{self.endpoint} {self.window}".encode())
+        return digest.hexdigest()
 
 
 @dataclass(slots=True)
@@ -66,6 +77,10 @@ class Underway:
         part.write_text(json.dumps(asdict(self)), encoding="utf-8")
         part.replace(path)
 
+    def forget(self, path: Path) -> None:
+        """It is done with."""
+        path.unlink(missing_ok=True)
+
 
 def add_to(app: typer.Typer) -> None:
     """Make these commands of `app`."""
@@ -73,7 +88,6 @@ def add_to(app: typer.Typer) -> None:
     app.command("watch")(watch_command)
     app.command("jobs")(jobs_command)
     app.command("cancel")(cancel_command)
-    app.command("pilot")(pilot_command)
 
 
 def submit_command(
@@ -91,21 +105,21 @@ def submit_command(
     places = output or file.with_suffix(".out.jsonl"), errors or file.with_suffix(".err.jsonl")
 
     async def run() -> dict[str, Any]:
-        async with _client(url, key) as client:
-            underway, path = await _submitted(client, file, places[0], endpoint, window)
+        async with client_of(url, key, is_patient=True) as client:
+            underway, path = await submitted(client, Asked(file, endpoint, window), places[0])
             err.print(f"{underway.batch} is submitted.", markup=False)
             if no_wait:
                 err.print("The same command without --no-wait fetches its answers.")
                 return await client.get(f"/batches/{underway.batch}")
             with _taking_it_up_again(underway.batch):
-                batch = await _followed(client, underway.batch)
-                await _fetched(client, batch, *places)
-            path.unlink(missing_ok=True)
+                batch = await followed(client, underway.batch)
+                await fetched(client, batch, *places)
+            underway.forget(path)
             return batch
 
-    batch = _run(context, run())
+    batch = run_it(context, run())
     if batch["status"] in ENDED:
-        _conclude(batch, *places)
+        conclude(batch, *places)
 
 
 def watch_command(
@@ -117,16 +131,16 @@ def watch_command(
     """Show how far a batch or a job is, until it has ended."""
 
     async def run() -> dict[str, Any]:
-        async with _client(url, key) as client:
+        async with client_of(url, key, is_patient=True) as client:
             if id.startswith("batch_"):
-                return await _followed(client, id)
+                return await followed(client, id)
             while (job := await client.get(f"/jobs/{id}", wait=WAIT_S))["status"] not in ENDED:
                 err.print(f"{id}: {job['status']}", markup=False)
             return job
 
-    ended = _run(context, run())
+    ended = run_it(context, run())
     if ended["object"] == "batch":
-        _conclude(ended)
+        conclude(ended)
         return
     out.print_json(json.dumps(ended))
     raise typer.Exit(0 if ended["status"] == "completed" else 1)
@@ -144,7 +158,7 @@ def jobs_command(
 
     async def run() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        async with _client(url, key) as client:
+        async with client_of(url, key) as client:
             query: dict[str, str | int] = {"status": status} if status else {}
             while True:
                 page = await client.get("/jobs", limit=min(100, limit - len(found)), **query)
@@ -153,7 +167,7 @@ def jobs_command(
                     return found
                 query["after"] = page["last_id"]
 
-    jobs = _run(context, run())
+    jobs = run_it(context, run())
     if as_json:
         for job in jobs:
             out.print(json.dumps(job), soft_wrap=True, markup=False)
@@ -185,108 +199,36 @@ def cancel_command(
     """End a batch or a job. What a batch has done is kept."""
 
     async def run() -> dict[str, Any]:
-        async with _client(url, key) as client:
+        async with client_of(url, key) as client:
             return await client.post(f"/{'batches' if id.startswith('batch_') else 'jobs'}/{id}/cancel")
 
-    out.print(f"{id}: {_run(context, run())['status']}", markup=False)
+    out.print(f"{id}: {run_it(context, run())['status']}", markup=False)
 
 
-def pilot_command(
-    context: typer.Context,
-    file: FileArgument,
-    items: Annotated[int, typer.Option(min=2, max=10_000, help="How many lines to try.")] = 20,
-    yes: Annotated[bool, typer.Option("--yes", help="Then submit the whole file, as `submit` does.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Of the draw of the lines.")] = None,
-    endpoint: EndpointOption = ENDPOINT,
-    window: WindowOption = WINDOW,
-    url: UrlOption = URL,
-    key: KeyOption = "",
-) -> None:
-    """Run some lines of a file, drawn at random, and say what the whole file will cost and take."""
-    with file.open("rb") as lines:
-        drawn, count = sample((line for line in lines if line.strip()), items, draw=random.Random(seed))
-    if not drawn:
-        raise typer.BadParameter("it has no requests", param_hint="FILE")
-    with tempfile.TemporaryDirectory(prefix="pointsman-pilot-") as folder:
-        tried = Path(folder) / "pilot.jsonl"
-        tried.write_bytes(b"".join(line.rstrip(b"\r\n") + b"\n" for line in drawn))
-        places = tried.with_suffix(".out"), tried.with_suffix(".err")
-
-        async def run() -> dict[str, Any]:
-            async with _client(url, key) as client:
-                underway, _ = await _submitted(client, tried, places[0], endpoint, "1h")
-                batch = await _followed(client, underway.batch)
-                await _fetched(client, batch, *places)
-                return batch
-
-        batch = _run(context, run())
-        rows = [json.loads(line) for place in places if place.exists() for line in place.read_bytes().splitlines()]
-    if batch["status"] != "completed":
-        err.print("The lines are those that were drawn, not those of the file:")
-        _conclude(batch)
-    _tell(batch, rows, count)
-    if yes:
-        submit_command(context, file, None, None, endpoint, window, False, url, key)
-    else:
-        out.print("Nothing else was submitted. With --yes the whole file is.")
-
-
-def _tell(batch: dict[str, Any], rows: list[dict[str, Any]], count: int) -> None:
-    """What the sample says of the whole."""
-    ran = [row["pointsman"] for row in rows if row["pointsman"] and row["pointsman"]["seconds"] is not None]
-    counts = batch["request_counts"]
-    out.print(f"{counts['completed']} of {counts['total']} lines completed, out of {count} in the file.")
-    for why, times in Counter(_fault(row) for row in rows if _fault(row)).most_common():
-        out.print(f"  {times} failed: {why}", markup=False)
-    if not ran:
-        return
-    table = Table("", "per line", "95 %", f"all {count} lines", "95 %")
-    if any(row["usd"] is None for row in ran):
-        out.print("What a line costs is not known: its deployment has no price.", style="yellow")
-    else:
-        usd = estimate([float(Decimal(row["usd"])) for row in ran], of=max(count, len(ran)))
-        table.add_row("dollars", *_shown(usd, "{:.6f}"), *_shown(usd.times(count), "{:.4f}"))
-    seconds = estimate([row["seconds"] for row in ran], of=max(count, len(ran)))
-    took = max([0.001, batch["completed_at"] - batch["in_progress_at"], *(row["seconds"] for row in ran)])
-    at_once = max(1.0, sum(row["seconds"] for row in ran) / took)
-    minutes = seconds.times(1 / 60)
-    table.add_row("minutes", *_shown(minutes, "{:.4f}"), *_shown(minutes.times(count / at_once), "{:.1f}"))
-    tables.show(out, table)
-    lanes = ", ".join(f"{lane} ({times})" for lane, times in Counter(row["lane"] for row in ran).most_common())
-    out.print(
-        f"These lines went to {lanes}. Where `auto` chooses, the whole file may be divided otherwise.", markup=False
-    )
-    out.print(f"The minutes of all lines are at the pace of these, of which {at_once:.1f} ran at once.")
-
-
-def _shown(value: Estimate, form: str) -> tuple[str, str]:
-    return form.format(value.mean), f"{form.format(value.least)} to {form.format(value.most)}"
-
-
-def _fault(row: dict[str, Any]) -> str | None:
-    if row["error"]:
-        return str(row["error"]["code"])
-    body = row["response"]["body"]
-    return None if row["response"]["status_code"] == 200 else str(body["error"]["code"] or body["error"]["message"])
-
-
-async def _submitted(client: "Client", file: Path, output: Path, endpoint: str, window: str) -> tuple[Underway, Path]:
-    """The batch of this file, made now or by an earlier run, and where that is written down."""
+async def at_gateway(client: "Client", asked: Asked, output: Path) -> tuple[Underway, Path]:
+    """This file at the gateway, uploaded now or by an earlier run, and where that is written down."""
     path = output.with_name(output.name + ".underway")
-    with file.open("rb") as content:
-        digest = await asyncio.to_thread(file_digest, content, "sha256")
-    digest.update(f"{endpoint} {window}".encode())
-    underway = Underway.read(path, client.url, digest.hexdigest())
+    underway = Underway.read(path, client.url, await asyncio.to_thread(asked.digest))
     if underway.batch and not await _is_there(client, f"/batches/{underway.batch}"):
         underway = Underway(client.url, underway.asked)
     if underway.file and not underway.batch and not await _is_there(client, f"/files/{underway.file}"):
         underway.file = ""
     if not underway.file:
-        underway.file = await _uploaded(client, file)
+        underway.file = await _uploaded(client, asked.file)
         underway.write(path)
+    return underway, path
+
+
+async def submitted(client: "Client", asked: Asked, output: Path) -> tuple[Underway, Path]:
+    """The batch of this file, made now or by an earlier run, and where that is written down."""
+    underway, path = await at_gateway(client, asked, output)
     if not underway.batch:
-        asked = {"input_file_id": underway.file, "endpoint": endpoint, "completion_window": window}
-        underway.batch = (await client.post("/batches", asked, key=f"submit-{underway.file}"))["id"]
+        order = {
+            "input_file_id": underway.file,
+            "endpoint": asked.endpoint,
+            "completion_window": asked.window,
+        }
+        underway.batch = (await client.post("/batches", order, key=f"submit-{underway.file}"))["id"]
         underway.write(path)
     return underway, path
 
@@ -310,7 +252,7 @@ def _size(file: Path) -> int:
     return file.stat().st_size
 
 
-async def _followed(client: "Client", batch_id: str) -> dict[str, Any]:
+async def followed(client: "Client", batch_id: str) -> dict[str, Any]:
     """The batch once it has ended, with a bar until then."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=err) as progress:
@@ -323,13 +265,13 @@ async def _followed(client: "Client", batch_id: str) -> dict[str, Any]:
     return await client.get(f"/batches/{batch_id}")
 
 
-async def _fetched(client: "Client", batch: dict[str, Any], output: Path, errors: Path) -> None:
+async def fetched(client: "Client", batch: dict[str, Any], output: Path, errors: Path) -> None:
     for file_id, path in ((batch["output_file_id"], output), (batch["error_file_id"], errors)):
         if file_id:
             await client.download(file_id, path)
 
 
-def _conclude(batch: dict[str, Any], output: Path | None = None, errors: Path | None = None) -> None:
+def conclude(batch: dict[str, Any], output: Path | None = None, errors: Path | None = None) -> None:
     """Say what became of it; exit code 1 when not all of its lines are answered."""
     counts, ours = batch["request_counts"], batch["pointsman"]
     usd = "unknown, as an attempt has no price" if ours["usd"] is None else f"{ours['usd']} dollars"
@@ -353,14 +295,18 @@ def _taking_it_up_again(batch_id: str) -> Iterator[None]:
         raise
 
 
-def _client(url: str, key: str) -> AbstractAsyncContextManager["Client"]:
+def client_of(url: str, key: str, *, is_patient: bool = False) -> AbstractAsyncContextManager["Client"]:
     from gateway.client import Client  # its HTTP library is loaded by the commands that need it
 
     if not key:
         raise GatewayError("there is no API key: set POINTSMAN_API_KEY, or OPENAI_API_KEY")
-    return Client.open(url, key)
+    return Client.open(url, key, is_patient=is_patient, told=_say_so)
 
 
-def _run(context: typer.Context, coroutine: Coroutine[Any, Any, Any]) -> Any:
+def _say_so(text: str) -> None:
+    err.print(text, style="yellow", markup=False, soft_wrap=True)
+
+
+def run_it(context: typer.Context, coroutine: Coroutine[Any, Any, Any]) -> Any:
     _, run = context.obj
     return run(coroutine)

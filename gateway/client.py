@@ -15,7 +15,8 @@ from gateway.client_answers import ENDED, GatewayError, NotThereError
 PIECE = 1024 * 1024
 CONNECT_S, READ_S = 10.0, 60.0  # a stream of events says something every 15 s
 WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # between tries while the gateway is away; the last one repeats
-MOST_TRIES, FIRST_TRIES = 60, 2
+MOST_TRIES, FIRST_TRIES = 60, 2  # ten minutes; a second and a half
+TOLD_EVERY = 6  # tries
 
 Object = dict[str, Any]
 Answer = TypeVar("Answer")
@@ -25,21 +26,26 @@ Answer = TypeVar("Answer")
 class Client:
     """A gateway, with the key of a tenant.
 
-    Once it has answered, it is asked again for minutes while it is away: every request of this may be made twice.
+    While it is away it is asked again for minutes, and `told` hears of it: every request of this may be made twice. One
+    that is not `is_patient` gives up soon where it has never answered.
     """
 
     url: str
     _session: aiohttp.ClientSession
+    is_patient: bool
+    told: Callable[[str], object]
     _has_answered: bool = False
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, url: str, key: str) -> AsyncGenerator["Client"]:
+    async def open(
+        cls, url: str, key: str, *, is_patient: bool, told: Callable[[str], object]
+    ) -> AsyncGenerator["Client"]:
         """`url` is up to and with `/v1`."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=READ_S)
         headers = {"authorization": f"Bearer {key}"}
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-            yield cls(url.rstrip("/"), session)
+            yield cls(url.rstrip("/"), session, is_patient, told)
 
     async def get(self, path: str, **query: str | int) -> Object:
         """The object at an address."""
@@ -85,6 +91,21 @@ class Client:
         await self._until_it_answers(fetch)
         part.replace(path)
 
+    async def delete(self, path: str) -> Object:
+        """Delete what is there."""
+        return await self._object("DELETE", path)
+
+    async def lines(self, path: str, **query: str) -> list[Object]:
+        """The JSON objects of an answer that has one a line."""
+
+        async def fetch() -> list[Object]:
+            async with self._session.get(f"{self.url}{path}", params=query) as answer:
+                if answer.status != 200:
+                    await _read(answer)
+                return [json.loads(line) async for line in answer.content]
+
+        return await self._until_it_answers(fetch)
+
     async def events(self, path: str) -> AsyncIterator[Object]:
         """The events of a batch as they come, each once, until it has ended."""
         after, tries, status = 0, 0, ""
@@ -121,8 +142,11 @@ class Client:
                 tries = await self._waited(tries, error)
 
     async def _waited(self, tries: int, error: Exception) -> int:
-        if tries == (MOST_TRIES if self._has_answered else FIRST_TRIES):
-            raise GatewayError(f"the gateway does not answer at {self.url}: {error or type(error).__name__}") from None
+        away = f"the gateway does not answer at {self.url}: {str(error) or type(error).__name__}"
+        if tries == (MOST_TRIES if self._has_answered or self.is_patient else FIRST_TRIES):
+            raise GatewayError(away) from None
+        if tries % TOLD_EVERY == 1:
+            self.told(f"{away}; it is asked again for ten minutes, Ctrl-C ends that")
         await asyncio.sleep(WAITS_S[min(tries, len(WAITS_S) - 1)])
         return tries + 1
 

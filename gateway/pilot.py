@@ -1,10 +1,10 @@
 """A sample of a batch, and what it says of the whole. Pure."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from statistics import mean, stdev
+from statistics import mean, variance
 
 # Student's t for 95 % on both sides, by degrees of freedom from 1 on; beyond them it is near the normal's.
 T_95: tuple[float, ...] = (
@@ -12,6 +12,7 @@ T_95: tuple[float, ...] = (
     *(2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05),
 )
 T_FAR = 2.0
+LEAST = 2  # of a stratum: one alone says nothing of how far the others are from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +28,48 @@ class Estimate:
         return Estimate(self.mean * factor, self.least * factor, self.most * factor)
 
 
-def sample(lines: Iterable[bytes], size: int, *, draw: random.Random) -> tuple[list[bytes], int]:
-    """So many lines, any as likely as any other, in their order; and how many there are. Holds only the sample."""
-    kept: list[tuple[int, bytes]] = []
-    count = 0
-    for count, line in enumerate(lines, start=1):
-        if count <= size:
-            kept.append((count, line))
-        elif (place := draw.randrange(count)) < size:
-            kept[place] = (count, line)
-    return [line for _, line in sorted(kept)], count
+@dataclass(frozen=True, slots=True)
+class Stratum:
+    """Items that are alike, such as lines of one deployment: `of` of them, and the values of some drawn at random."""
+
+    values: Sequence[float]
+    of: int
 
 
-def estimate(values: Sequence[float], *, of: int) -> Estimate:
-    """The mean over all `of` items, of which these are a sample drawn at random; at least one value, none negative."""
-    count, middle = len(values), mean(values)
-    if count == of:
-        return Estimate(middle, middle, middle)
-    if count == 1:
+def sample(strata: Mapping[str, Sequence[int]], size: int, *, draw: random.Random) -> dict[int, str]:
+    """Some items of each stratum, any as likely as any other of it: by its part of all, at least two where it has two.
+
+    So there may be a few more than `size`. The items are in order.
+    """
+    count = sum(map(len, strata.values()))
+    drawn: dict[int, str] = {}
+    for name, items in strata.items():
+        wanted = max(LEAST, round(size * len(items) / count))
+        drawn |= dict.fromkeys(draw.sample(items, min(wanted, len(items))), name)
+    return dict(sorted(drawn.items()))
+
+
+def estimate(strata: Collection[Stratum]) -> Estimate:
+    """The mean over all items of all strata; each has at least one value, none negative.
+
+    The bounds are Student's, with Welch's and Satterthwaite's degrees of freedom.
+    """
+    count = sum(stratum.of for stratum in strata)
+    middle = sum(mean(stratum.values) * stratum.of for stratum in strata) / count
+    if any(len(stratum.values) == 1 < stratum.of for stratum in strata):
         return Estimate(middle, 0.0, float("inf"))
-    t = T_95[count - 2] if count - 2 < len(T_95) else T_FAR
-    half = t * stdev(values) / sqrt(count) * sqrt((of - count) / (of - 1))
+    drawn = [(_variance(stratum) * (stratum.of / count) ** 2, len(stratum.values) - 1) for stratum in strata]
+    whole = sum(each for each, _ in drawn)
+    if not whole:
+        return Estimate(middle, middle, middle)
+    freedom = max(1, int(whole**2 / sum(each**2 / free for each, free in drawn if each)))
+    half = (T_95[freedom - 1] if freedom <= len(T_95) else T_FAR) * sqrt(whole)
     return Estimate(middle, max(0.0, middle - half), middle + half)
+
+
+def _variance(stratum: Stratum) -> float:
+    """Of the mean of its values, as one of its items' mean."""
+    count = len(stratum.values)
+    if count == stratum.of:
+        return 0.0
+    return variance(stratum.values) / count * (stratum.of - count) / stratum.of

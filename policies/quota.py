@@ -67,6 +67,12 @@ class Scope:
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", tuple(each for part in self.parts for each in _arguments(part)))
 
+    @property
+    def without_places(self) -> "Scope":
+        """The limits that time opens again, or money; a place is opened by who holds it alone."""
+        parts = _limited(replace(part, concurrency=None) for part in self.parts)
+        return Scope(self.slot, parts, self.output_burndown, self.cache_reads_count)
+
     def counted(self, usage: Usage) -> int:
         """The tokens that a call has used here; what has no tokens counts for as many as are usual for it."""
         cached = usage.cache_read if self.cache_reads_count else 0
@@ -268,6 +274,14 @@ class Quotas:
         answer = await self._scripts.run(self._reserve, _keys(scope, rid), args)
         return _verdict(scope, cast("_Answer", answer))
 
+    async def look(self, scope: Scope, *, tokens: int, usd: Decimal | None) -> Verdict:
+        """What `reserve` would say; nothing is taken."""
+        if not scope.parts:
+            return Granted()
+        args: list[Value] = ["", 1, 1, "" if usd is None else nanodollars(usd), max(0, tokens), ""]
+        answer = await self._scripts.run(self._reserve, _keys(scope, ""), [*args, *scope.arguments])
+        return _verdict(scope, cast("_Answer", answer))
+
     async def reserve_both(
         self,
         tenant: Scope,
@@ -278,18 +292,20 @@ class Quotas:
         usd: Decimal | None,
         hold_s: float,
         ttl_s: float,
-        unclaimed: str = "",
+        keep: bool = False,
     ) -> Verdict:
         """The tenant's first, then the deployment's; when that refuses, the tenant's is refunded in full.
 
-        A crash in between leaves a reservation of the tenant that the next try finds.
+        Unless it is to `keep` what it has of the tenant's, from the door. A crash in between leaves a reservation of
+        the tenant that the next try finds.
         """
-        first = await self.reserve(tenant, rid, tokens=tokens, usd=usd, hold_s=hold_s, ttl_s=ttl_s, unclaimed=unclaimed)
+        first = await self.reserve(tenant, rid, tokens=tokens, usd=usd, hold_s=hold_s, ttl_s=ttl_s)
         if not isinstance(first, Granted):
             return first
         second = await self.reserve(deployment, rid, tokens=tokens, usd=usd, hold_s=hold_s, ttl_s=ttl_s)
         if not isinstance(second, Granted):
-            await self.refund(tenant, rid, unclaimed=unclaimed)
+            if not keep:
+                await self.refund(tenant, rid)
             return second
         return Granted(
             first.duplicate or second.duplicate, first.states + second.states, first.shadows + second.shadows

@@ -161,7 +161,7 @@ end
 --   part: concurrency, budget in nano-dollars, tokens a day, '1' for a shadow, rate and burst of each bucket
 -- Returns {'granted' | 'duplicate' | 'wait' | 'exhausted', ms to wait, limit or month, number of the part (0 is none),
 --   limits and parts of the shadows that would have refused, then of each part: what remains and ms until full of each
---   bucket, tokens left today, places; ms until tomorrow}. A refusal writes nothing.
+--   bucket, tokens left today, places; ms until tomorrow}. A refusal writes nothing, and nothing is written without a rid.
 local function quota_reserve(keys, argv, now)
   local rid, hold_ms, nano, tokens = argv[1], tonumber(argv[3]), tonumber(argv[4]) or 0, tonumber(argv[5])
   local duplicate = redis.call('EXISTS', keys[1]) == 1
@@ -184,9 +184,9 @@ local function quota_reserve(keys, argv, now)
       end
     end
   end
-  local granted = wait == 0 and not month
+  local granted, looks = wait == 0 and not month, rid == ''
   local shadows, rooms = {}, {}
-  if granted and not duplicate and #keys > 1 then redis.call('HSET', keys[1], 'at', string.format('%.0f', now)) end
+  if granted and not duplicate and not looks and #keys > 1 then redis.call('HSET', keys[1], 'at', string.format('%.0f', now)) end
   if granted and argv[6] ~= '' then
     redis.call('ZADD', quota_unclaimed(keys[1]), string.format('%.0f', math.floor(now / 1000)), argv[6])
     redis.call('PEXPIRE', quota_unclaimed(keys[1]), QUOTA_UNCLAIMED_MS)
@@ -198,7 +198,7 @@ local function quota_reserve(keys, argv, now)
       shadows[#shadows + 1] = v.exhausted and 'usd_per_month' or v.why
       shadows[#shadows + 1] = n
     elseif takes and not duplicate then
-      quota_take(keys[1], key, p, v, rid, hold_ms, tokens, nano, now)
+      if not looks then quota_take(keys[1], key, p, v, rid, hold_ms, tokens, nano, now) end
       v.day_left = v.day_left - tokens
     elseif takes and v.held and p.concurrency then
       quota_lease(key .. ':leases', rid, hold_ms, now)

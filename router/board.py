@@ -518,10 +518,15 @@ class Board:
         answer = await self._run(self._delete, tenant, job_id)
         return _state(answer) if answer else None
 
-    async def add_chunks(self, job: Job, owner: str, attempt: int, chunks: Sequence[bytes], *, ttl_s: float) -> bool:
-        """Pieces of a stream for those who wait; False when this owner no longer is the owner."""
-        ttl_ms = int(ttl_s * 1000)
-        return bool(await self._run(self._chunks, job.tenant, job.id, _name(job), owner, ttl_ms, attempt, *chunks))
+    async def add_chunks(
+        self, job: Job, owner: str, attempt: int, chunks: Sequence[bytes], *, before: int, ttl_s: float
+    ) -> bool:
+        """Pieces of a stream for those who wait; False when this owner no longer is the owner.
+
+        So many of this attempt's came `before` these: what is there already is not added again.
+        """
+        arguments: list[Value] = [_name(job), owner, int(ttl_s * 1000), attempt, before, *chunks]
+        return bool(await self._run(self._chunks, job.tenant, job.id, *arguments))
 
     async def chunks(self, tenant: str, job_id: str, after: str) -> tuple[str, list[Chunk]]:
         """Up to 500 pieces after a cursor ("0" is the start), and the next cursor."""

@@ -9,11 +9,14 @@ from typing import Any, Literal
 
 from redis.asyncio import Redis
 
+from policies.pricing import BY_UNIT
 from policies.quota import deployment_slot
+from router.batches import Batch, Batches, BatchState
 
-By = Literal["batch", "tenant", "deployment", "lane", "day"]
+By = Literal["microbatch", "tenant", "deployment", "lane", "day"]
 DAYS_KEPT = 35
 MICROBATCHES_SHOWN = 1000
+BATCHES_AT_ONCE = 100
 
 
 @dataclass(slots=True)
@@ -49,14 +52,38 @@ class Spent:
 
 
 async def spent(redis: "Redis", tenants: Iterable[str], *, by: By, days: Sequence[date]) -> list[Spent]:
-    """Rows by name. By batch: the newest microbatches of each tenant, whatever their day."""
+    """Rows by name. By microbatch: the newest of each tenant, whatever their day."""
     rows: dict[str, Spent] = {}
     for tenant in tenants:
-        if by == "batch":
+        if by == "microbatch":
             await _add_microbatches(redis, tenant, rows)
         else:
             await _add_days(redis, tenant, rows, by, days)
     return sorted(rows.values(), key=lambda row: row.name)
+
+
+async def of_batches(batches: Batches, tenants: Iterable[str]) -> list[Spent]:
+    """All batches that are on the board, those under way as well, the oldest of each tenant first."""
+    rows: list[Spent] = []
+    for tenant in tenants:
+        found: list[Batch] = []
+        while page := await batches.page(tenant, after=found[-1].id if found else "", limit=BATCHES_AT_ONCE):
+            found += page
+        rows += [_of_batch(batch) for batch in reversed(found)]
+    return rows
+
+
+def _of_batch(batch: Batch) -> Spent:
+    began, ended = batch.moments.get(BatchState.IN_PROGRESS), batch.moments.get(batch.state)
+    return Spent(
+        f"batch_{batch.id}",
+        jobs=batch.concluded,
+        attempts=batch.attempts,
+        tokens=sum(count for meter, count in batch.tokens.items() if meter not in BY_UNIT),
+        usd=batch.usd,
+        unpriced=batch.unpriced,
+        seconds=ended - began if began and ended and batch.state.is_terminal else None,
+    )
 
 
 async def _add_days(redis: "Redis", tenant: str, rows: dict[str, Spent], by: By, days: Sequence[date]) -> None:

@@ -72,12 +72,15 @@ class Lessons:
         arguments += ["", ""] if seen is None else [f"{seen.quality:.4f}", seen.by]
         await self._scripts.run(self._keep, _keys(tenant), arguments)
 
-    async def outcome(self, tenant: str, job_id: str, tier: Tier, outcome: Outcome, *, first: bool = False) -> bool:
+    async def outcome(
+        self, tenant: str, job_id: str, tier: Tier, outcome: Outcome, *, first: bool = False, early_s: float = 0.0
+    ) -> bool:
         """How well the job was answered; False when nothing is known of it: no score decided, or it is long ago.
 
-        `first`: what is known already stands.
+        `first`: what is known already stands. Of a job that is yet to be answered it is kept for `early_s`.
         """
-        arguments: list[Value] = [job_id, str(tier), f"{outcome.quality:.4f}", outcome.by, int(first)]
+        early_ms = int(early_s * 1000)
+        arguments: list[Value] = [job_id, str(tier), f"{outcome.quality:.4f}", outcome.by, int(first), early_ms]
         return bool(await self._scripts.run(self._outcome, _keys(tenant), arguments))
 
     async def spend(self, tenant: str, usd: Decimal, *, a_day: Decimal) -> bool:

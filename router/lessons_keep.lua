@@ -15,6 +15,11 @@ if before then
 end
 if within > 0 then redis.call('HSET', KEYS[3], digest, now .. ' ' .. job .. ' ' .. ARGV[4]) end
 if ARGV[7] ~= '' then note(job, ARGV[4], ARGV[7], ARGV[8]) end
+local said = redis.call('GET', early(job))
+if said then
+  note(job, string.match(said, '^(%S+) (%S+) (%S+)$'))
+  redis.call('DEL', early(job))
+end
 local over = redis.call('ZCARD', KEYS[2]) - tonumber(ARGV[5])
 if over > 0 then
   for i, old in ipairs(redis.call('ZPOPMIN', KEYS[2], math.min(over, 100))) do

@@ -32,6 +32,12 @@ class Sessions:
         self._places: OrderedDict[tuple[str, str], Place] = OrderedDict()
         self._untold: dict[tuple[str, str], Place] = {}
 
+    def copy(self) -> "Sessions":
+        """As it is now."""
+        copy = Sessions(most=self._most)
+        copy._places = self._places.copy()
+        return copy
+
     def find(self, tenant: str, session: str, now: float) -> Place | None:
         """Where the session is."""
         place = self._places.get((tenant, session))

@@ -88,6 +88,11 @@ class Shares:
         weights = shipped()
         return cls(GainScore(weights), fifth=float(weights.fifth[0]), deviation=float(weights.spread[0]))
 
+    def copy(self) -> "Shares":
+        """As it is now: what is decided with the copy moves nothing here."""
+        held = {name: replace(each) for name, each in self._held.items()}
+        return replace(self, decided=lambda *_: None, sessions=self.sessions.copy(), _held=held)
+
     def score(self, tenant: Tenant, body: Mapping[str, object]) -> Score:
         """With the tenant's own weights where it has some."""
         return self.scorers.get(tenant.name, self.scorer)(body)

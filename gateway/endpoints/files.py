@@ -11,7 +11,9 @@ from gateway import query, render
 from gateway.body import InvalidRequestError
 from gateway.errors import UnknownFileError
 from gateway.fields import invalid, missing, unknown_value
+from gateway.forecast import Forecast
 from gateway.multipart import Form, Part
+from gateway.parsers import PARSERS
 from gateway.services import Services
 from gateway.taking import Taking
 from router.compact import encode
@@ -22,6 +24,7 @@ HELD = 16 * 1024 * 1024  # what an upload holds at most: the pieces on their way
 LARGEST_PAGE = 10_000
 LONGEST_NAME = 255
 SHORTEST_S, LONGEST_S = 3600, 30 * 86_400
+CHAT, JSONL = "/v1/chat/completions", "application/jsonl"
 UPLOADED = (Purpose.ASSISTANTS, Purpose.BATCH, Purpose.USER_DATA, Purpose.VISION)
 
 
@@ -94,6 +97,16 @@ class FilesApi:
         first = await anext(pieces, b"")  # what is wrong with the object store is seen before the answer begins
         headers = {"content-length": str(file.size)}
         return StreamingResponse(_after(first, pieces), headers=headers, media_type="application/octet-stream")
+
+    async def routes(self, request: Request) -> Response:
+        """Where the request on each of its lines would go; none is made a job."""
+        services = self._services
+        holder, file = await self._taking.holder(request), await self._known(request)
+        endpoint = query.choice(request, "endpoint", CHAT, PARSERS)
+        forecast = Forecast(services.desk, services.desk.payloads, services.http.max_body)
+        pieces = forecast.routes(holder, file, endpoint)
+        first = await anext(pieces, b"")
+        return StreamingResponse(_after(first, pieces), media_type=JSONL)
 
     async def delete(self, request: Request) -> Response:
         """Forget it, and its bytes."""

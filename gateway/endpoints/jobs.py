@@ -3,6 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
+from consumers.learning import is_taught
 from gateway import query, render
 from gateway.body import InvalidRequestError
 from gateway.cancel import cancel
@@ -90,7 +91,10 @@ class Jobs:
             raise InvalidRequestError(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
         outcome = Outcome(float(score), "client")
         lessons, job = self._services.lessons, view.job
-        is_kept = await lessons.outcome(job.tenant, job.id, job.route.tier, outcome)
+        tenant = self._services.tenants.get(job.tenant)
+        is_early = not view.state.is_terminal and tenant is not None and is_taught(job, tenant)
+        early_s = job.expires_at - job.created_at if is_early else 0.0
+        is_kept = await lessons.outcome(job.tenant, job.id, job.route.tier, outcome, early_s=early_s)
         return Response(render.outcome(job.id, float(score), kept=is_kept), media_type=render.JSON)
 
     async def delete(self, request: Request) -> Response:

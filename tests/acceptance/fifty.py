@@ -139,7 +139,7 @@ class Fifty:
     def _check_costs(self, jobs: list[Any]) -> None:
         """The sums of `pointsman costs` are those of the lines, to the last digit."""
         spent = sum((Decimal(line["usd"]) for job in jobs for line in job["pointsman"]["charges"]), Decimal(0))
-        for by in ("tenant", "batch"):
+        for by in ("tenant", "microbatch"):
             printed = self.ours.command("costs", "--by", by, "--json", "--data", str(self.ours.data))
             rows = [json.loads(line) for line in printed.splitlines()]
             assert sum((Decimal(row["usd"]) for row in rows), Decimal(0)) == spent, by

@@ -22,8 +22,8 @@ SECRET = "whsec_" + b64encode(os.urandom(32)).decode()
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """It runs. `limited_key` is of a tenant that may make one request in two seconds; `watched_key` of one that has the
-    deployment `watched` only, whose server is `upstream`.
+    """It runs. `limited_key` is of a tenant that may make one request in two seconds; `watched_key` of one whose
+    deployments are `watched` and `crowded`, which takes four calls at once; the server of both is `upstream`.
     """
 
     ours: Pointsman
@@ -49,6 +49,7 @@ def settings(folder: Path, upstream: OpenAIDouble) -> dict[str, Any]:
         for tier in ("light", "heavy")
     }
     watched = {"backend": "gpu", "url": f"{upstream.url}/v1", "model": "double", "tier": "light"}
+    crowded = {**watched, "model": "crowded", "limits": {"concurrency": 4}}
     return {
         "data": str(folder / "data"),
         "http": {"sync_wait_s": 20},
@@ -56,10 +57,10 @@ def settings(folder: Path, upstream: OpenAIDouble) -> dict[str, Any]:
         "outbound": {"allowed_hosts": ["127.0.0.1"]},
         "tenants": {
             "default": {"webhook_secret": "${HOOKS_SECRET}", "deployments": ["light", "heavy"]},
-            "watched": {"deployments": ["watched"]},
+            "watched": {"deployments": ["watched", "crowded"]},
             "limited": {"limits": {"requests_per_minute": 30, "burst_s": 2}},
         },
-        "deployments": {**deployments, "watched": watched},
+        "deployments": {**deployments, "watched": watched, "crowded": crowded},
     }
 
 

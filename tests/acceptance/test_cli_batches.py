@@ -3,10 +3,13 @@
 import asyncio
 import json
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,9 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pointsman, Pr
     folder = tmp_path_factory.mktemp("up")
     price = {"input": "0.1", "output": "0.4"}
     light = {"backend": "echo", "model": "echo", "tier": "light", "price": price, "limits": {"concurrency": 8}}
-    with pointsman(folder, {"data": str(folder / "data"), "deployments": {"light": light}}) as ours:
+    heavy = light | {"tier": "heavy", "price": {"input": "2", "output": "8"}}
+    deployments = {"light": light, "heavy": heavy}
+    with pointsman(folder, {"data": str(folder / "data"), "deployments": deployments}) as ours:
         [port] = free_ports(1)
         yield ours, asyncio.run(ours.up(port).ready())
 
@@ -84,6 +89,41 @@ def test_submit_goes_on_after_ctrl_c_with_the_same_batch(up: tuple[Pointsman, Pr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "in.out.jsonl"]
 
 
+def test_submit_says_that_the_gateway_is_away_and_goes_on_once_it_is_there(tmp_path: Path) -> None:
+    file, [port] = an_input(tmp_path / "in.jsonl", 3, "Hello"), free_ports(1)
+    light = {"backend": "echo", "model": "echo", "tier": "light"}
+    with pointsman(tmp_path / "late", {"data": str(tmp_path / "data"), "deployments": {"light": light}}) as ours:
+        late = ours, Process("up", None, tmp_path, port)  # type: ignore[arg-type]
+        with command(late, "submit", str(file)) as running:
+            assert running.stderr is not None
+            away = running.stderr.readline()
+            asyncio.run(ours.up(port).ready())
+            out, _ = running.communicate(timeout=LIMIT_S)
+
+    assert "does not answer" in away and "asked again" in away
+    assert running.returncode == 0
+    assert "3 of 3 lines" in out
+    assert ids(tmp_path / "in.out.jsonl") == ["l0", "l1", "l2"]
+
+
+def test_the_dollars_of_each_batch_are_shown(up: tuple[Pointsman, Process], tmp_path: Path) -> None:
+    ours, _ = up
+    file = an_input(tmp_path / "in.jsonl", 30, "some words")
+    said(up, "submit", str(file))
+    with client(up) as sdk:
+        batch = next(iter(sdk.batches.list()))
+
+    printed = ours.command("costs", "--by", "batch", "--json", "--data", str(ours.data))
+    rows = {row["name"]: row for row in map(json.loads, printed.splitlines())}
+    lines = [json.loads(line) for line in (tmp_path / "in.out.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    mine = rows[batch.id]
+    assert Decimal(mine["usd"]) == sum(Decimal(line["pointsman"]["usd"]) for line in lines) > 0
+    assert (mine["jobs"], mine["retries"]) == (30, 0)
+    assert batch.usage is not None and mine["tokens"] == batch.usage.total_tokens
+    assert all(name.startswith("batch_") for name in rows)
+
+
 def test_submit_keeps_both_files_and_says_by_its_exit_code_that_a_line_failed(
     up: tuple[Pointsman, Process], tmp_path: Path
 ) -> None:
@@ -120,6 +160,34 @@ def test_pilot_says_what_all_lines_cost_and_submits_them_when_told(
     assert len(ids(tmp_path / "in.out.jsonl")) == 60
 
 
+def test_a_pilot_counts_with_where_auto_would_send_each_line_of_the_whole_file(
+    up: tuple[Pointsman, Process], tmp_path: Path
+) -> None:
+    file, draw = tmp_path / "in.jsonl", random.Random(1)
+    with file.open("w", encoding="utf-8") as lines:
+        for number in range(240):
+            hard = "Prove by induction, step by step, that the algorithm is correct and derive its complexity: "
+            text = (hard if number % 6 == 0 else "Say hello ") + " ".join(["word"] * draw.randrange(5, 60))
+            body = {"model": "auto", "messages": [{"role": "user", "content": f"{text} {number}"}]}
+            asked = {"custom_id": f"l{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+            lines.write(json.dumps(asked) + "\n")
+
+    out, _ = said(up, "pilot", str(file), "--items", "24", "--seed", "4")
+    [row] = [line for line in out.splitlines() if "dollars" in line and "not known" not in line]
+    by_tier = [line for line in out.splitlines() if "lines at" in line]
+    least, most = map(float, re.findall(r"[0-9.]+", row)[-2:])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+    said(up, "submit", str(file))
+    answers = [json.loads(line) for line in (tmp_path / "in.out.jsonl").read_text(encoding="utf-8").splitlines()]
+    usd = sum(Decimal(line["pointsman"]["usd"]) for line in answers)
+    heavy = sum(line["pointsman"]["deployment"] == "heavy" for line in answers)
+
+    assert len(by_tier) == 2 and 0 < heavy < 240
+    [told] = [int(found[1]) for line in by_tier if (found := re.search(r"([0-9]+) lines at heavy", line))]
+    assert abs(told - heavy) <= 3  # the share moves on with every call
+    assert least <= usd <= most
+
+
 def test_watch_jobs_and_cancel(up: tuple[Pointsman, Process], tmp_path: Path) -> None:
     with client(up) as sdk:
         job = sdk.chat.completions.create(
@@ -145,7 +213,7 @@ def test_what_is_wrong_is_said_in_one_line(up: tuple[Pointsman, Process], tmp_pa
     for words, what in (
         (("jobs", "--key", "sk-pm-not-a-key-of-anybody-4711"), "Incorrect API key"),
         (("watch", "batch_01K00000000000000000000000"), "There is no such batch"),
-        (("submit", str(file), "--url", "http://127.0.0.1:1/v1"), "does not answer at http://127.0.0.1:1/v1"),
+        (("jobs", "--url", "http://127.0.0.1:1/v1"), "does not answer at http://127.0.0.1:1/v1"),
         (("submit", str(file), "--window", "25h"), "completion_window"),
     ):
         _, err = said(up, *words, code=1)

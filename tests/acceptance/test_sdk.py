@@ -117,14 +117,15 @@ async def test_costs_keys_and_topics_are_shown_while_it_runs(up: tuple[Pointsman
     data = ("--data", str(ours.data))
 
     by = {
-        name: rows(ours.command("costs", "--by", name, "--json", *data)) for name in ("deployment", "tenant", "batch")
+        name: rows(ours.command("costs", "--by", name, "--json", *data))
+        for name in ("deployment", "tenant", "microbatch")
     }
     new_key = ours.command("keys", "create", "--name", "second", *data).strip()
     listed = ours.command("keys", "list", *data)
     shown = ours.command("topics", *data)
 
     assert {row["name"] for row in by["deployment"]} == {"light", "heavy"}
-    assert sum(row["jobs"] for row in by["batch"]) == sum(row["jobs"] for row in by["tenant"]) >= 2
+    assert sum(row["jobs"] for row in by["microbatch"]) == sum(row["jobs"] for row in by["tenant"]) >= 2
     assert len({sum(Decimal(row["usd"]) for row in table) for table in by.values()}) == 1
     assert new_key not in listed and "second" in listed and ours.key not in listed
     assert len(the_client(up).with_options(api_key=new_key).models.list().data) > 0

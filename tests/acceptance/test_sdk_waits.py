@@ -1,7 +1,10 @@
 """The official SDK where it waits: after a 429, and when whoever waits for an answer is gone."""
 
+import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, cast
 
 import httpx2
@@ -44,6 +47,37 @@ async def test_a_429_is_tried_again_after_the_wait_that_it_names(served: Surface
         assert status == 200 or again_at - at >= int(wait or "no wait") / 1000
 
 
+async def test_who_waits_in_the_open_has_a_turn_before_a_backlog_and_the_server_never_more_than_its_places(
+    served: Surface,
+) -> None:
+    upstream, busy = served.upstream, "double:delay-150 Hello"
+    async with a_client(served, served.watched_key, max_retries=0) as client:
+        chat = client.chat.completions
+        backlog = [
+            await chat.create(model="crowded", messages=say(busy), extra_body={"async": True}) for _ in range(200)
+        ]
+        waited = [await chat.create(model="crowded", messages=say(busy)) for _ in range(3)]
+        text = ""
+        async with chat.stream(model="crowded", messages=say(busy)) as stream:
+            async for event in stream:
+                text += event.delta if event.type == "content.delta" else ""
+        last = await a_job(client, backlog[-1].id.removeprefix("job_"), wait_s=0)
+
+        assert [answer.choices[0].message.content for answer in waited] == [busy] * 3
+        assert text == busy
+        assert last["status"] == "queued"
+        await until(lambda: ended(client, backlog[-1].id.removeprefix("job_")), within=60)
+    calls = [call for call in (await asyncio.to_thread(upstream.calls)).calls if call["model"] == "crowded"]
+    assert len(calls) >= 200
+    assert most_at_once(calls) <= 4
+
+
+def most_at_once(calls: Sequence[Mapping[str, object]]) -> int:
+    """Of calls that have ended."""
+    moments = [(cast(float, call[when]), step) for call in calls for when, step in (("started", 1), ("ended", -1))]
+    return max(accumulate(step for _, step in sorted(moments)))
+
+
 async def test_a_client_that_hangs_up_ends_the_upstream_stream_within_a_second(served: Surface) -> None:
     upstream = served.upstream
     async with a_client(served, served.watched_key, max_retries=0) as client:
@@ -73,8 +107,8 @@ async def test_an_async_job_goes_on_whoever_hangs_up(served: Surface) -> None:
     assert (await upstream.until(lambda calls: calls.answered == 1, job=job)).total == 1
 
 
-async def a_job(client: openai.AsyncOpenAI, job: str) -> dict[str, Any]:
-    return cast(dict[str, Any], await client.get(f"/jobs/{job}?wait=20", cast_to=object))
+async def a_job(client: openai.AsyncOpenAI, job: str, *, wait_s: int = 20) -> dict[str, Any]:
+    return cast(dict[str, Any], await client.get(f"/jobs/{job}?wait={wait_s}", cast_to=object))
 
 
 async def ended(client: openai.AsyncOpenAI, job: str) -> bool:

@@ -19,16 +19,17 @@ from gateway.errors import as_api_error
 from gateway.openai import parse_chat
 from policies.deployments import Limits
 from policies.keys import KeyHolder
-from policies.quota import Kind, Quotas, Shadow, deployment_scope, tenant_scope
+from policies.quota import Kind, Quotas, Scope, Shadow, deployment_scope, tenant_scope
 from policies.scripts import Script, Scripts, Value
 from policies.tenants import Tenant
 from router.board import Board
 from router.epoch import Epoch
+from router.job import JobClass
 from router.shares import Shares
 from tests.builders import Bench, a_bench, a_deployment, entries, until
 
 CI, WEB = KeyHolder("acme", "0123456789abcdef", "ci"), KeyHolder("acme", "fedcba9876543210", "web")
-LANE = "jobs.echo.text.light.standard"
+LANE = "jobs.echo.text.light.interactive"
 ACME = Tenant(
     "acme",
     Limits(requests_per_minute=60),
@@ -162,12 +163,10 @@ class MortalScripts(Scripts):
         return await super().run(script, keys, args, durable=durable)
 
 
-async def reserved(bench: Bench, tenant: Tenant) -> dict[str, object]:
+async def reserved(bench: Bench, scope: Scope) -> dict[str, object]:
     """All that is taken of the limits: places, dollars, the day's tokens, and what the buckets lack."""
-    [deployment] = bench.deployments.values()
-    scopes = tenant_scope(tenant, deployment="small", key="ci"), deployment_scope(deployment)
     redis, taken = bench.redis, dict[str, object]()
-    for part in (part for scope in scopes for part in scope.parts):
+    for part in scope.parts:
         taken[f"{part.name}, places"] = await redis.zcard(f"{part.key}:leases")
         for what in ("usd", "day"):
             used = cast("list[bytes]", await redis.hvals(f"{part.key}:{what}"))
@@ -178,25 +177,75 @@ async def reserved(bench: Bench, tenant: Tenant) -> dict[str, object]:
     return taken
 
 
-@pytest.mark.parametrize("of_tenant", [True, False])
+ALL_KINDS = Limits(600, 60_000, concurrency=1, usd_per_month=Decimal(9), tokens_per_day=10_000)
+
+
 async def test_what_a_door_had_reserved_that_died_before_its_job_was_on_the_board_is_given_back(
-    redis: "Redis", tmp_path: Path, of_tenant: bool
+    redis: "Redis", tmp_path: Path
 ) -> None:
-    all_kinds = Limits(600, 60_000, concurrency=1, usd_per_month=Decimal(9), tokens_per_day=10_000)
-    tenant = Tenant("acme", all_kinds, key_limits={"ci": all_kinds}) if of_tenant else Tenant("acme")
-    async with a_bench(redis, tmp_path, deployments=[a_deployment(limits=all_kinds)], tenants=[tenant]) as bench:
+    tenant = Tenant("acme", ALL_KINDS, key_limits={"ci": ALL_KINDS})
+    scope = tenant_scope(tenant, deployment="small", key="ci")
+    async with a_bench(redis, tmp_path, deployments=[a_deployment()], tenants=[tenant]) as bench:
         with suppress(Killed):
             await ask(bench, CI, scripts=MortalScripts(redis))
-        before = await reserved(bench, tenant)
+        before = await reserved(bench, scope)
         sweeper = Sweeper(bench.board, bench.outbox, bench.payloads, ["acme"], lease_s=20, unpublished_s=0.3)
         await sweeper.sweep()
-        too_soon = await reserved(bench, tenant)
+        too_soon = await reserved(bench, scope)
         await until(lambda: _is_given_back(bench, sweeper))
 
-        assert all(before.values()) and len(before) == (15 if of_tenant else 5)
+        assert all(before.values()) and len(before) == 10
         assert too_soon == before
-        assert not any((await reserved(bench, tenant)).values())
+        assert not any((await reserved(bench, scope)).values())
         await ask(bench, CI)
+
+
+async def test_of_a_deployment_the_door_takes_nothing_and_its_places_refuse_nobody(
+    redis: "Redis", tmp_path: Path
+) -> None:
+    deployment = a_deployment(limits=ALL_KINDS)
+    async with a_bench(redis, tmp_path, deployments=[deployment], tenants=[Tenant("acme")]) as bench:
+        first, second = await ask(bench, CI), await ask(bench, WEB)
+        taken = await reserved(bench, deployment_scope(deployment))
+
+    assert not any(taken.values()) and len(taken) == 5
+    assert not first.view.job.is_reserved
+    for accepted in (first, second):  # as if they were there alone
+        assert render.rate_headers(accepted.rooms)["x-ratelimit-remaining-requests"] == "596"
+
+
+@pytest.mark.parametrize(
+    ("limits", "seconds"),
+    [
+        (Limits(requests_per_minute=1.5, burst_s=1), 40),
+        (Limits(tokens_per_minute=60, burst_s=50), 47),
+    ],
+    ids=["requests", "tokens"],
+)
+async def test_who_would_wait_too_long_for_a_deployment_is_told_at_the_door_how_long(
+    redis: "Redis", tmp_path: Path, limits: Limits, seconds: int
+) -> None:
+    deployment = a_deployment(limits=limits)
+    async with a_bench(redis, tmp_path, deployments=[deployment], tenants=[Tenant("acme")]) as bench:
+        asks: Any = {"tokens": 50, "usd": None, "hold_s": 60.0, "ttl_s": 600.0}
+        await bench.quotas.reserve(deployment_scope(deployment), "somebody", **asks)
+        with pytest.raises(OverQuotaError) as refused:
+            await ask(bench, CI)
+
+    assert refused.value.seconds == pytest.approx(seconds, abs=3)
+    assert refused.value.scope == "deployment small"
+
+
+async def test_who_waits_a_little_for_a_deployment_waits_its_turn(redis: "Redis", tmp_path: Path) -> None:
+    deployment = a_deployment(limits=Limits(requests_per_minute=60, burst_s=1))
+    async with a_bench(redis, tmp_path, deployments=[deployment], tenants=[Tenant("acme")]) as bench:
+        asks: Any = {"tokens": 50, "usd": None, "hold_s": 60.0, "ttl_s": 600.0}
+        await bench.quotas.reserve(deployment_scope(deployment), "somebody", **asks)
+
+        accepted = await ask(bench, CI)
+
+    assert accepted.view.job.job_class is JobClass.INTERACTIVE
+    assert render.rate_headers(accepted.rooms)["x-ratelimit-remaining-requests"] == "0"
 
 
 async def _is_given_back(bench: Bench, sweeper: Sweeper) -> bool:

@@ -311,7 +311,7 @@ async def test_a_lease_that_ended_is_taken_over_and_its_owner_is_out(board: Boar
     assert isinstance(await board.renew(job, ANN, lease_s=LEASE_S), Lost)
     assert isinstance(await board.start(job, ANN, most_deliveries=3, microbatch=""), Lost)
     assert await board.finish(job, ANN, a_conclusion(job)) is None
-    assert not await board.add_chunks(job, ANN, 1, [b"x"], ttl_s=10)
+    assert not await board.add_chunks(job, ANN, 1, [b"x"], before=0, ttl_s=10)
     assert await board.release(job, ANN, undo_delivery=False) is None
     assert await board.renew(job, BOB, lease_s=LEASE_S) is None
 
@@ -721,7 +721,7 @@ async def _is_unseen(board: Board, job: Job) -> bool:
 
 async def test_a_deleted_job_is_unseen_but_still_finished(board: Board, redis: "Redis") -> None:
     job = await started(board)
-    await board.add_chunks(job, ANN, 1, [b"piece"], ttl_s=60)
+    await board.add_chunks(job, ANN, 1, [b"piece"], before=0, ttl_s=60)
     await board.finish(job, ANN, a_conclusion(job, result=b"secret"))
 
     verdicts = [await board.delete("acme", job.id), await board.delete("acme", job.id)]
@@ -770,14 +770,26 @@ async def test_jobs_are_listed_newest_first_page_by_page(board: Board) -> None:
 
 async def test_pieces_of_a_stream_are_read_in_order_from_a_cursor(board: Board) -> None:
     job = await started(board)
-    await board.add_chunks(job, ANN, 1, [b"a", b"b"], ttl_s=60)
+    await board.add_chunks(job, ANN, 1, [b"a", b"b"], before=0, ttl_s=60)
     cursor, first = await board.chunks("acme", job.id, "0")
-    await board.add_chunks(job, ANN, 2, [b"c"], ttl_s=60)
+    await board.add_chunks(job, ANN, 2, [b"c"], before=0, ttl_s=60)
 
     last, second = await board.chunks("acme", job.id, cursor)
 
     assert (first, second) == ([Chunk(1, b"a"), Chunk(1, b"b")], [Chunk(2, b"c")])
     assert await board.chunks("acme", job.id, last) == (last, [])
+
+
+async def test_pieces_whose_writing_was_not_answered_are_written_again_but_not_twice(board: Board) -> None:
+    job = await started(board)
+    await board.add_chunks(job, ANN, 1, [b"a", b"b"], before=0, ttl_s=60)
+    for pieces, before in (([b"a", b"b"], 0), ([b"a", b"b", b"c"], 0), ([b"c"], 2), ([b"d"], 3)):
+        assert await board.add_chunks(job, ANN, 1, pieces, before=before, ttl_s=60)
+    await board.add_chunks(job, ANN, 2, [b"a"], before=0, ttl_s=60)
+
+    _, chunks = await board.chunks("acme", job.id, "0")
+
+    assert [(chunk.attempt, chunk.data) for chunk in chunks] == [(1, b"a"), (1, b"b"), (1, b"c"), (1, b"d"), (2, b"a")]
 
 
 # Money
@@ -794,11 +806,11 @@ async def test_rollups_are_the_exact_sums_of_the_lines_in_every_view(board: Boar
         await board.finish(job, ANN, a_conclusion(job, attempted=attempted))
 
     exact = sum((amount for amount in amounts if amount is not None), Decimal(0))
-    for by in ("batch", "tenant", "deployment", "lane", "day"):
+    for by in ("microbatch", "tenant", "deployment", "lane", "day"):
         rows = await costs(redis, board, by, ["acme", "other"])
         assert sum((row.usd for row in rows), Decimal(0)) == exact, by
         assert (sum(row.jobs for row in rows), sum(row.attempts for row in rows)) == (29, 29), by
-    assert len(await costs(redis, board, "batch", ["acme", "other"])) == 3
+    assert len(await costs(redis, board, "microbatch", ["acme", "other"])) == 3
     assert [row.name for row in await costs(redis, board, "tenant", ["acme", "other"])] == ["acme", "other"]
 
 
@@ -809,7 +821,7 @@ async def test_an_unknown_price_is_counted_and_never_nothing(board: Board, redis
 
     view = await board.view("acme", unpriced.id)
     assert view is not None and view.usd is None
-    for by in ("batch", "tenant", "deployment", "lane", "day"):
+    for by in ("microbatch", "tenant", "deployment", "lane", "day"):
         [row] = await costs(redis, board, by)
         assert (row.attempts, row.unpriced, row.usd) == (2, 1, Decimal("0.00000285")), by
     [entry] = [entry for entry in await board.outbox("acme", job_id=unpriced.id) if not entry.is_event]
@@ -821,7 +833,7 @@ async def test_a_microbatch_that_spans_tenants_is_one_row(board: Board, redis: "
         job = await started(board, tenant=tenant)
         await board.finish(job, ANN, a_conclusion(job, attempted=a_charge(job, microbatch="mb_9")))
 
-    [row] = await costs(redis, board, "batch", ["acme", "other"])
+    [row] = await costs(redis, board, "microbatch", ["acme", "other"])
 
     assert (row.name, row.jobs, row.deployment, row.usd) == ("mb_9", 2, "small", 2 * Decimal("0.00000285"))
 

@@ -515,7 +515,7 @@ async def check_books(world: World, cases: Sequence[Case]) -> None:
         assert on_ledger == Counter(line.id for line in lines), case.life.steps
         usd = sum((line.usd for line in lines if line.usd is not None), Decimal(0))
         assert sum((Decimal(each["usd"]) for each in ours.values()), Decimal(0)) == usd
-        for by in ("tenant", "batch"):
+        for by in ("tenant", "microbatch"):
             rows = await spent(core.redis, [case.tenant], by=cast(Any, by), days=[today, today - timedelta(days=1)])
             assert sum((row.usd for row in rows), Decimal(0)) == usd, (by, case.life.steps)
             assert sum(row.attempts for row in rows) == len(ours), (by, case.life.steps)

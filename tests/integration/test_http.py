@@ -94,7 +94,7 @@ async def test_a_failure_in_the_middle_of_a_stream_is_an_error_event_without_don
         board, owner = gateway.core.board, "nobody|test"
         await board.claim(job, owner, lease_s=20)
         await board.start(job, owner, most_deliveries=3, microbatch="")
-        await board.add_chunks(job, owner, 1, [b'{"choices":[]}'], ttl_s=60)
+        await board.add_chunks(job, owner, 1, [b'{"choices":[]}'], before=0, ttl_s=60)
         error = {"message": "The stream broke.", "type": "upstream_error", "code": "cut", "param": None}
         await board.finish(job, owner, Conclusion(JobState.FAILED, "{}", error=error))
         answer = await reading
@@ -366,6 +366,16 @@ async def test_paths_and_models_that_are_not_there_make_no_series(gateway: Gatew
     text = (await gateway.http.get("/metrics")).text
     assert "nothing" not in text
     assert "gpt-" not in text
+
+
+async def test_an_outcome_may_be_told_as_soon_as_the_job_is_accepted(tmp_path: Path) -> None:
+    async with running(tmp_path, works=False) as gateway:
+        kept = []
+        for model in ("auto", "small"):
+            job = (await gateway.chat("Where is Pemba?", model=model, **{"async": True})).json()["id"]
+            kept.append((await gateway.http.post(f"/v1/jobs/{job}/outcome", json={"score": 1})).json()["kept"])
+
+    assert kept == [True, False]
 
 
 async def test_an_outcome_is_kept_for_jobs_that_a_score_decided(gateway: Gateway) -> None:

@@ -121,6 +121,21 @@ async def test_the_last_outcome_counts_and_an_unknown_job_has_none(bench: Bench)
     assert lesson.outcomes == {Tier.LIGHT: Outcome(0.75, "client")}
 
 
+async def test_an_outcome_that_is_told_before_the_answer_waits_for_it(bench: Bench, redis: "Redis") -> None:
+    learning, asked = Learning(Lessons(bench.scripts), bench.tenants), json.loads(a_body("Where is Pemba?"))
+    job, told = a_job("Where is Pemba?", route=SCORED), Outcome(0.75, "client")
+
+    assert not await learning.lessons.outcome("acme", job.id, Tier.LIGHT, told)
+    assert await learning.lessons.outcome("acme", job.id, Tier.LIGHT, told, early_s=60)
+    [name] = await redis.keys("*early*")
+    assert 0 < await redis.pttl(name) <= 60_000
+    await learning.keep(job, asked, Usage(3, output=3), "refused")
+
+    [lesson] = await kept(bench)
+    assert lesson.outcomes == {Tier.LIGHT: told}
+    assert await redis.keys("*early*") == []
+
+
 async def test_a_version_is_used_by_all_processes_and_can_be_rolled_back(redis: "Redis") -> None:
     scripts = Scripts(redis)
     versions, sharing = Versions(scripts), Sharing(scripts, Versions(scripts), Shares())

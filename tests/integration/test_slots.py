@@ -95,7 +95,7 @@ async def test_a_job_goes_all_the_way_in_the_slot_of_its_tenant(cluster: Scripts
     await quotas.reserve(OF_TENANT, f"{job.id}:1", tokens=600, usd=Decimal(1), hold_s=60, ttl_s=60)
     start = await board.start(job, OWNER, most_deliveries=3, microbatch="mb_1")
     await board.renew(job, OWNER, lease_s=20)
-    await board.add_chunks(job, OWNER, 1, [b"{}"], ttl_s=60)
+    await board.add_chunks(job, OWNER, 1, [b"{}"], before=0, ttl_s=60)
     failed = _settling(a_charge(job, 1), job.id)
     await board.close_attempt(job, failed)
     await board.release(job, OWNER, undo_delivery=True)

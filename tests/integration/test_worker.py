@@ -114,7 +114,7 @@ async def test_everything_that_is_appended_is_concluded_once_and_done(bench: Ben
     charges = await bench.charges()
     assert sorted(charge["job"] for charge in charges) == sorted(job.id for job in jobs)
     exact = sum((Decimal(charge["usd"]) for charge in charges), Decimal(0))
-    for by in ("batch", "tenant", "deployment", "lane", "day"):
+    for by in ("microbatch", "tenant", "deployment", "lane", "day"):
         rows = await bench.costs(by)
         assert sum(row.jobs for row in rows) == 150, by
         assert sum((row.usd for row in rows), Decimal(0)) == exact, by
@@ -251,7 +251,7 @@ async def test_the_record_of_a_microbatch_is_the_sum_of_its_attempts(bench: Benc
         assert row["retries"] == row["attempts"] - row["jobs"]
         assert row["tokens"] == sum(charge["tokens"] for charge in charges)
         assert Decimal(row["usd"]) == sum(Decimal(charge["usd"]) for charge in charges)
-    assert {row.name: row.usd for row in await bench.costs("batch")} == {
+    assert {row.name: row.usd for row in await bench.costs("microbatch")} == {
         name: Decimal(row["usd"]) for name, row in found.items()
     }
 

@@ -18,7 +18,7 @@ from policies.deployments import Deployment, Limits
 from policies.quota import Granted, Wait, deployment_scope, tenant_scope
 from policies.tenants import Tenant
 from router import envelope, topics
-from router.job import Estimate, Job, JobState
+from router.job import Estimate, Job, JobClass, JobState
 from router.outbox import reservation_id
 from tests.builders import Bench, a_bench, a_conclusion, a_deployment, entries, until
 
@@ -30,6 +30,7 @@ async def bench(redis: "Redis", tmp_path: Path) -> AsyncIterator[Bench]:
     deployments = [
         a_deployment(),
         a_deployment("paced", limits=Limits(requests_per_minute=3000, burst_s=0.2)),
+        a_deployment("single", limits=ONE_AT_ONCE),
         a_deployment("scarce", limits=Limits(tokens_per_minute=30_000, burst_s=1)),
     ]
     tenants = [
@@ -163,19 +164,60 @@ async def test_small_jobs_do_not_starve_a_large_one(bench: Bench) -> None:
 
 
 async def test_whoever_has_a_quota_from_the_door_does_not_wait_for_those_who_have_none(bench: Bench) -> None:
-    scope = deployment_scope(bench.deployments["scarce"])
-    mine = await bench.job("mine", deployment="scarce", is_reserved=True)
-    asks = {"usd": None, "hold_s": 60.0, "ttl_s": 600.0}
-    await bench.quotas.reserve(scope, reservation_id(mine.id, 1), tokens=475, **asks)  # type: ignore[arg-type]
-    await bench.quotas.reserve(scope, "somebody", tokens=475, **asks)  # type: ignore[arg-type]
-    others = [await bench.queued("o", deployment="scarce", estimate=Estimate(200, 250)) for _ in range(5)]
-    backend = Noting()
+    mine = await bench.job("mine", tenant="slow", is_reserved=True)
+    asks: Any = {"tokens": 21, "usd": None, "hold_s": 60.0, "ttl_s": 600.0}
+    await bench.quotas.reserve(tenant_scope(bench.tenants["slow"]), reservation_id(mine.id, 1), **asks)
+    for _ in range(5):
+        await bench.queued("other", tenant="slow")
+    backend, before = Noting(), await scripts_run(bench.redis)
+
+    async with working(bench, backend):
+        await until(lambda: _looked(bench, before, times=3))
+        await bench.log.append(mine.topic, envelope.to_record(mine))
+        await bench.ended(mine)
+
+    assert backend.asked == [mine.id]
+
+
+async def test_what_the_door_reserved_stays_while_its_deployment_has_no_place(bench: Bench) -> None:
+    own, deployment = tenant_scope(bench.tenants["slow"]), deployment_scope(bench.deployments["single"])
+    mine = await bench.job("mine", tenant="slow", deployment="single", is_reserved=True)
+    asks: Any = {"tokens": 21, "usd": None, "hold_s": 60.0, "ttl_s": 600.0}
+    await bench.quotas.reserve(own, reservation_id(mine.id, 1), **asks)
+    await bench.quotas.reserve(deployment, "somebody", **asks)
+    backend, before = Noting(), await scripts_run(bench.redis)
 
     async with working(bench, backend):
         await bench.log.append(mine.topic, envelope.to_record(mine))
-        await bench.ended(mine, *others)
+        await until(lambda: _looked(bench, before, times=10))
+        others = await bench.quotas.reserve(own, "another", **asks)
+        assert backend.asked == []
+        await bench.quotas.refund(deployment, "somebody")
+        await bench.ended(mine)
 
-    assert backend.asked[0] == mine.id
+    assert isinstance(others, Wait)
+    assert backend.asked == [mine.id]
+
+
+async def _looked(bench: Bench, before: int, *, times: int) -> bool:
+    return await scripts_run(bench.redis) - before >= times
+
+
+async def test_who_is_waited_for_goes_before_a_backlog_that_holds_all_places(bench: Bench) -> None:
+    backlog = [await bench.queued("wait:0.02", deployment="single") for _ in range(40)]
+    backend = Noting()
+
+    async with working(bench, backend):
+        await until(lambda: _has_begun(backend))
+        mine = await bench.queued("mine", deployment="single", job_class=JobClass.INTERACTIVE)
+        await bench.ended(mine, *backlog)
+
+    assert backend.asked.index(mine.id) < 20
+    assert backend.most_open == 1
+
+
+async def _has_begun(backend: Noting) -> bool:
+    return len(backend.asked) > 0
 
 
 async def test_what_a_quota_holds_back_does_not_fill_the_look_ahead(bench: Bench) -> None:

@@ -175,6 +175,15 @@ def _paths() -> dict[str, dict[str, Operation]]:
                 "getFileContent", "Its bytes.", FILE_ID, _ok({"application/octet-stream": {"schema": BINARY}})
             )
         },
+        "/v1/files/{id}/routes": {
+            "get": _reads(
+                "getFileRoutes",
+                "Where the request on each of its lines would go; none is made a job.",
+                FILE_ID,
+                _ok({files.JSONL: {"schema": TEXT}}, "A JSON object a line."),
+                _query("endpoint", {**a_choice(PARSERS), "default": files.CHAT}, "Of all requests."),
+            )
+        },
         "/v1/batches": {
             "post": _operation(
                 "createBatch",
@@ -219,7 +228,7 @@ def _paths() -> dict[str, dict[str, Operation]]:
 
 OF_JOBS = ("getJob", "cancelJob", "deleteJob", "getJobContent", "followJob", "createOutcome")
 OF_RESPONSES = ("getResponse", "cancelResponse", "deleteResponse", "listInputItems")
-OF_FILES = ("getFile", "getFileContent", "deleteFile")
+OF_FILES = ("getFile", "getFileContent", "getFileRoutes", "deleteFile")
 OF_BATCHES = ("getBatch", "cancelBatch", "followBatch")
 
 JOB_ID = {**TEXT, "pattern": f"^(job_|chatcmpl-|resp_)?{ULID}$"}

@@ -69,10 +69,10 @@ def test_what_is_asked_for_is_found_again() -> None:
         ("default", JobClass.STANDARD),
         ("auto", JobClass.STANDARD),
         ("flex", JobClass.BULK),
-        (None, JobClass.STANDARD),
+        (None, None),
     ],
 )
-def test_the_service_tier_is_the_class(tier: str | None, job_class: JobClass) -> None:
+def test_the_service_tier_is_the_class(tier: str | None, job_class: JobClass | None) -> None:
     assert parse_chat(a_request(service_tier=tier)).job_class is job_class
 
 
