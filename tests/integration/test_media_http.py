@@ -14,6 +14,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from tests.builders import entries
 from tests.gateway import Gateway, running
 from tests.unit.router.test_media_sizes import a_pdf, a_png, a_wav
 
@@ -216,6 +217,71 @@ async def test_images_pdfs_and_recordings_in_a_chat_go_to_a_model_that_takes_the
 
     assert raw.parse().choices[0].message.content == "What is this?"
     assert raw.headers["x-pointsman-lane"] == "echo.audio.heavy"
+
+
+async def test_an_uploaded_file_may_be_named_and_need_not_be_there_any_more_when_its_job_runs(
+    gateway: Gateway, client: Any
+) -> None:
+    document = await client.files.create(file=("report.pdf", a_pdf(3)), purpose="user_data")
+    picture = await client.files.create(file=("p.png", a_png(640, 480)), purpose="vision")
+    text: Any = {"type": "text", "text": "What is this?"}
+    file: Any = {"type": "file", "file": {"file_id": document.id}}
+    parts: Any = [
+        {"type": "input_text", "text": "And these?"},
+        {"type": "input_file", "file_id": document.id},
+        {"type": "input_image", "file_id": picture.id, "detail": "low"},
+    ]
+
+    raw = await client.chat.completions.with_raw_response.create(
+        model="auto", messages=[{"role": "user", "content": [text, file, file]}]
+    )
+    response = await client.responses.create(model="auto", input=[{"role": "user", "content": parts}], background=True)
+    await client.files.delete(document.id)
+    await client.files.delete(picture.id)
+    while response.status not in ("completed", "failed"):
+        response = await client.responses.retrieve(response.id)
+
+    assert raw.parse().choices[0].message.content == "What is this?"
+    assert (response.status, response.output_text) == ("completed", "And these?")
+    lane = raw.headers["x-pointsman-lane"]
+    [asked] = await entries(gateway.core.redis, f"jobs.{lane}.interactive")
+    [kept, again] = [part["file"] for part in json.loads(asked[b"v"])["messages"][0]["content"][1:]]
+    assert kept == again == {"filename": "report.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}
+
+
+@pytest.mark.parametrize(
+    ("purpose", "content"),
+    [("user_data", PNG), ("user_data", base64.b64encode(b"no picture").decode()), ("batch", PDF)],
+    ids=["an image", "text", "a batch's"],
+)
+async def test_a_file_that_is_no_document_or_not_for_this_is_refused_by_its_place(
+    gateway: Gateway, client: Any, purpose: Any, content: str
+) -> None:
+    file = await client.files.create(file=("a.pdf", base64.b64decode(content)), purpose=purpose)
+    before = await newest(gateway)
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(
+            model="auto", messages=[{"role": "user", "content": [{"type": "file", "file": {"file_id": file.id}}]}]
+        )
+
+    assert refused.value.param == "messages[0].content[0].file.file_id"
+    assert await newest(gateway) == before
+
+
+async def test_another_tenants_file_cannot_be_named(gateway: Gateway, client: Any) -> None:
+    file = await client.files.create(file=("a.pdf", a_pdf(1)), purpose="user_data")
+    part = {"type": "input_file", "file_id": file.id}
+
+    async with httpx2.AsyncClient(
+        base_url=gateway.url, headers={"authorization": f"Bearer {gateway.other_key}"}
+    ) as other:
+        answer = await other.post(
+            "/v1/responses", json={"model": "auto", "input": [{"role": "user", "content": [part]}]}
+        )
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "input[0].content[0].file_id"
 
 
 BAD: list[tuple[str, dict[str, Any], str | None]] = [

@@ -1,8 +1,12 @@
 """What each endpoint takes. Bounds are those of the parsers; a test tries every one of them on both sides."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from gateway import asked, openai, openai_media, openai_responses, upload
 from gateway.endpoints import batches, files
 from gateway.fields import MAX_NAME
+from gateway.openai import MAX_FILE_ID
 from gateway.parsers import PARSERS
 from router.responses import LOGPROBS
 from tools.openapi.shapes import (
@@ -55,6 +59,19 @@ MODEL = a_text(MAX_NAME, description="auto, auto:light, auto:heavy, a deployment
 
 # Chat
 
+
+def _either(
+    name: str, schema: Schema, required: Mapping[str, Schema] = MappingProxyType({}), **fields: Schema
+) -> list[Schema]:
+    """A part with its content as this field, or with the id of an uploaded file."""
+    return [
+        an_object({**required, name: schema}, {**fields, "file_id": NOTHING}),
+        an_object(
+            {**required, "file_id": a_text(MAX_FILE_ID, description="Of an uploaded file.")}, {**fields, name: NOTHING}
+        ),
+    ]
+
+
 _URL = a_text(description="A data URL that is what it claims to be, or an https URL of a public host.")
 _CHAT_TEXTS = [
     an_object({"type": {"const": "text"}, "text": {"type": "string"}}),
@@ -64,7 +81,7 @@ _CHAT_MEDIA = [
     an_object({"type": {"const": "image_url"}, "image_url": an_object({"url": _URL}, {"detail": DETAILS})}),
     an_object({"type": {"const": "input_audio"}, "input_audio": an_object({"data": a_text(), "format": SOUNDS})}),
     an_object({"type": {"const": "video_url"}, "video_url": an_object({"url": _URL})}),
-    an_object({"type": {"const": "file"}, "file": an_object({"file_data": a_text()})}),
+    an_object({"type": {"const": "file"}, "file": any_of(*_either("file_data", a_text()))}),
 ]
 _CALLED = an_object({"name": a_text(MAX_NAME), "arguments": {"type": "string"}})
 _NO_FUNCTION = {"not": {"const": "function"}}
@@ -140,11 +157,8 @@ _TEXTS = [
     an_object({"type": {"const": "refusal"}, "refusal": {"type": "string"}}),
 ]
 _MEDIA = [
-    an_object({"type": {"const": "input_image"}, "image_url": _URL}, {"detail": DETAILS, "file_id": NOTHING}),
-    an_object(
-        {"type": {"const": "input_file"}, "file_data": a_text()},
-        {"filename": a_text(MAX_NAME), "file_id": NOTHING, "file_url": NOTHING},
-    ),
+    *_either("image_url", _URL, {"type": {"const": "input_image"}}, detail=DETAILS),
+    *_either("file_data", a_text(), {"type": {"const": "input_file"}}, filename=a_text(MAX_NAME), file_url=NOTHING),
     an_object({"type": {"const": "input_audio"}, "input_audio": an_object({"data": a_text(), "format": SOUNDS})}),
 ]
 

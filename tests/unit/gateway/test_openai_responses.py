@@ -132,7 +132,8 @@ def test_what_cannot_be_done_is_refused_by_name(changes: dict[str, Any], param: 
 @pytest.mark.parametrize(
     ("part", "param"),
     [
-        ({"type": "input_image", "file_id": "file-1"}, "file_id"),
+        ({"type": "input_image", "file_id": "file-1", "image_url": "x"}, "file_id"),
+        ({"type": "input_file", "file_id": 1}, "file_id"),
         ({"type": "input_image", "image_url": "http://127.0.0.1/cat.png"}, "image_url"),
         ({"type": "input_image", "image_url": f"data:image/jpeg;base64,{PNG}"}, "image_url"),
         ({"type": "input_file", "file_url": "https://example.com/a.pdf"}, "file_url"),
