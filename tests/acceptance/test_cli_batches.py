@@ -27,7 +27,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pointsman, Pr
     folder = tmp_path_factory.mktemp("up")
     price = {"input": "0.1", "output": "0.4"}
     light = {"backend": "echo", "model": "echo", "tier": "light", "price": price, "limits": {"concurrency": 8}}
-    heavy = light | {"tier": "heavy", "price": {"input": "2", "output": "8"}}
+    heavy = light | {"tier": "heavy", "price": {"input": "2", "output": "8"}, "limits": {"concurrency": 8}}
     deployments = {"light": light, "heavy": heavy}
     with pointsman(folder, {"data": str(folder / "data"), "deployments": deployments}) as ours:
         [port] = free_ports(1)
