@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import partial
 
 import structlog
@@ -104,11 +105,22 @@ class Concluding:
         """The attempt is over and charged; the job is not over."""
         means, running, job = self.means, self.running, self.running.job
         running.is_rerun = True
-        charged = await means.until_it_works(lambda: means.board.close_attempt(job, attempted))
-        if charged.text == attempted.text(job, concluded=False):  # otherwise another has charged it, as lost or as late
+        closed = await means.until_it_works(lambda: means.board.close_attempt(job, attempted))
+        if closed.charge.text == attempted.text(
+            job, concluded=False
+        ):  # otherwise another has charged it: lost, or late
             running.tally.add(tokens=attempted.tokens, usd=total(attempted.lines), concluded=False, retried=True)
             self._charged(attempted)
-        await means.until_it_works(lambda: means.outbox.publish(job.tenant, [charged]))
+            if not closed.is_known and running.used is not None:
+                await self._count_unreserved(running.used, total(attempted.lines))
+        await means.until_it_works(lambda: means.outbox.publish(job.tenant, [closed.charge]))
+
+    async def _count_unreserved(self, used: Usage, usd: Decimal | None) -> None:
+        """The board was lost during the call, and what was reserved for it with the board."""
+        quotas, running = self.means.quotas, self.running
+        for scope in running.scopes:
+            count = partial(quotas.count_unreserved, scope, running.rid, tokens=scope.counted(used), usd=usd)
+            await self.means.until_it_works(count)
 
     def _charged(self, attempted: Attempted) -> None:
         running = self.running

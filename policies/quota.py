@@ -249,6 +249,7 @@ class Quotas:
         self._settle = Script.load("policies", FUNCTIONS, "quota_settle")
         self._renew = Script.load("policies", FUNCTIONS, "quota_renew")
         self._restore = Script.load("policies", FUNCTIONS, "quota_restore")
+        self._count = Script.load("policies", FUNCTIONS, "quota_count")
 
     async def reserve(
         self,
@@ -323,6 +324,16 @@ class Quotas:
     async def release(self, slot: str, rid: str, *, unclaimed: str = "") -> None:
         """The same, whatever the limits are there."""
         await self._close([_held(slot, rid)], [rid, 0, 0, 0, *([unclaimed] if unclaimed else [])])
+
+    async def count_unreserved(self, scope: Scope, rid: str, *, tokens: int, usd: Decimal | None) -> None:
+        """Count what an attempt used whose reservation went with a lost board: in budgets and days, not in rates."""
+        parts = [each for each in scope.parts if each.tokens_per_day is not None or each.usd_per_month is not None]
+        if parts:
+            limited = [(each.tokens_per_day is not None, each.usd_per_month is not None) for each in parts]
+            spent: Value = "" if usd is None else nanodollars(usd)
+            flags = ["1" if is_limited else "" for pair in limited for is_limited in pair]
+            keys = [f"{scope.slot}:quota:counted:{rid}", *(each.key for each in parts)]
+            await self._scripts.run(self._count, keys, [max(0, tokens), spent, *flags])
 
     async def renew(self, scope: Scope, rid: str, *, hold_s: float) -> None:
         """Keep the places among the concurrent ones for another `hold_s`."""

@@ -244,6 +244,14 @@ class OutboxEntry:
         return self.field.endswith(":event")
 
 
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The charge of an attempt that stands. A job that is not known ran on a board that was lost since."""
+
+    charge: OutboxEntry
+    is_known: bool
+
+
 class Board:
     """The board. Every method raises `BoardUnavailableError`; every method may run twice with the same effect.
 
@@ -413,10 +421,10 @@ class Board:
         seconds, micros = await self._scripts.time()
         return seconds + micros / 1e6
 
-    async def close_attempt(self, job: Job, attempted: Attempted) -> "OutboxEntry":
+    async def close_attempt(self, job: Job, attempted: Attempted) -> Closed:
         """Charge an attempt that did not conclude the job (failed, cut off, lost, late), unless it is charged already.
 
-        Returns the charge that stands, to be published.
+        The charge that stands is to be published.
         """
         keys, arguments = attempted.settle
         answer = await self._run(
@@ -428,8 +436,8 @@ class Board:
             keys=keys,
             durable=True,
         )
-        at, text = cast("list[bytes]", answer)
-        return OutboxEntry(f"{job.id}:{attempted.attempt}", int(at) / 1000, text.decode())
+        at, text, known = cast("tuple[bytes, bytes, int]", answer)
+        return Closed(OutboxEntry(f"{job.id}:{attempted.attempt}", int(at) / 1000, text.decode()), bool(known))
 
     async def submit(self, job: Job, owner: str, reference: str, *, check_in_s: float) -> bool:
         """The backend has taken the job, which is known from now on as `job`. False when it is another's."""

@@ -588,8 +588,8 @@ async def test_an_attempt_is_charged_once_and_what_stands_is_told(board: Board, 
     again = await board.close_attempt(job, lost)
     other = await board.close_attempt(job, late)
 
-    assert first.text == again.text == other.text == lost.text(job, concluded=False)
-    assert first.field == f"{job.id}:1"
+    assert first.charge.text == again.charge.text == other.charge.text == lost.text(job, concluded=False)
+    assert first.charge.field == f"{job.id}:1"
     [row] = await costs(redis, board)
     assert (row.attempts, row.tokens, row.usd) == (1, 10, Decimal("0.0000015"))
     view = await board.view("acme", job.id)

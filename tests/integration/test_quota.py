@@ -502,6 +502,20 @@ async def test_an_unknown_price_reserves_nothing_and_leaves_what_was_reserved(qu
     assert await spent(redis) == Decimal(1)
 
 
+async def test_what_ran_on_a_lost_board_is_counted_once_in_budgets_and_days_and_costs_no_rate(
+    quotas: Quotas, redis: "Redis"
+) -> None:
+    scope = with_parts(EVERYTHING, key=Limits(tokens_per_day=50), model=Limits(requests_per_minute=60))
+
+    for _ in range(2):
+        await quotas.count_unreserved(scope, "job.1", tokens=7, usd=Decimal("0.25"))
+
+    ask = Ask(quotas, scope)
+    assert isinstance(await ask("next", tokens=43, usd=Decimal("8.75")), Granted)
+    assert isinstance(await ask("more", tokens=1), Wait)
+    assert await redis.hvals("{t:acme}:quota:usd") == [b"9000000000"]
+
+
 async def test_what_costs_nothing_runs_although_the_budget_is_overspent(quotas: Quotas) -> None:
     scope = a_tenant(Limits(usd_per_month=Decimal(1)))
     ask = Ask(quotas, scope)
