@@ -136,7 +136,7 @@ class Collector:
         if view is None or view.job.route.backend != self.backend:
             return
         job = view.job
-        tally = Tally(f"mb_{ULID()}", job.route.deployment, job.route.lane, started=self.clock())
+        tally = Tally(view.microbatch or f"mb_{ULID()}", job.route.deployment, job.route.lane, started=self.clock())
         outcome = await self.attempt.collect(job, owner, submission, tally)
         match outcome:
             case Later(seconds, reason, due_at):
@@ -147,7 +147,8 @@ class Collector:
             case Dead() | Left():
                 log.error("collected_job_given_up", job=job.id, outcome=type(outcome).__name__)
         if tally.attempts:
-            record = Record(tally.text(self.clock()).encode(), {"version": "1", "id": tally.id})
+            id = f"{tally.id}:{job.id}.{submission.attempt}"  # others of its microbatch have records of their own
+            record = Record(tally.text(self.clock()).encode(), {"version": "1", "id": id})
             await self.attempt.until_it_works(lambda: self.log.append(topics.CHARGES, record))
 
     async def _put_back(self, job: Job, seconds: float, reason: str, due_at: float | None) -> None:

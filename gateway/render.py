@@ -240,6 +240,7 @@ def job_values(view: JobView, quote: Quote = NOTHING) -> dict[str, object]:
             "attempts": view.attempts,
             "microbatch": view.microbatch,
             "usd": _dollars(view.usd),
+            **({} if view.machine_usd is None else {"machine_usd": plain(view.machine_usd)}),
             "charges": [_charge(line) for line in view.charges],
         },
     }

@@ -40,6 +40,7 @@ from router.files import Files
 from router.keyring import Keyring
 from router.log import Log, Record
 from router.log_streams import StreamsLog
+from router.machine_shares import MachineShares
 from router.outbox import Outbox
 from router.payloads import Payloads
 from router.queues import Queues
@@ -501,6 +502,7 @@ async def _shipping(core: Core, live: "Backend | None", theirs: Mapping[str, Dep
 
 async def _append_bill(core: Core, id: str, record: str) -> None:
     await core.log.append(topics.CHARGES, Record(record.encode(), {"version": "1", "id": id}))
+    await MachineShares(core.scripts).add(record)
 
 
 def _instances(core: Core, registry: CollectorRegistry) -> "dict[str, Instances]":

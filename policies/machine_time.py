@@ -107,6 +107,19 @@ def split(
     return Bill(total, shares, held, idle, up_ms, busy_ms, carry)
 
 
+def allocated(total: int, busy: Sequence[int], busy_total: int) -> list[int]:
+    """Shares of all that machines cost in a time, idle time included, by what each used of them; all in picodollars.
+
+    Those of everybody, whose `busy` is `busy_total`, add up to `total` exactly. The order decides who gets a rest.
+    """
+    edges = [0]
+    for each in busy:
+        edges.append(edges[-1] + each)
+    return [
+        total * end // busy_total - total * start // busy_total if busy_total else 0 for start, end in pairwise(edges)
+    ]
+
+
 def _number(machines: Sequence[tuple[int, int]], moment: int) -> int:
     return max(((at, number) for at, number in machines if at <= moment), default=(0, 1), key=lambda pair: pair[0])[1]
 

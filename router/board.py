@@ -181,6 +181,7 @@ class JobView:
     open_attempt: int | None = None
     problem: Mapping[str, object] | None = None  # why the deployment that it was meant for failed
     stay: Stay | None = None
+    machine_usd: Decimal | None = None  # of the machines' time, as far as it is billed; beside `usd`
 
     @classmethod
     def of(cls, job: Job, state: JobState) -> "JobView":
@@ -715,6 +716,7 @@ def _view(tenant: str, job_id: str, pairs: Sequence[bytes], result: bytes | None
         open_attempt=int(fields["open"]) if fields.get("open") else None,
         problem=json.loads(fields["problem"]) if "problem" in fields else None,
         stay=Stay(*json.loads(fields["stay"])) if "stay" in fields else None,
+        machine_usd=Decimal(int(fields["machine"])).scaleb(-12) if "machine" in fields else None,
     )
 
 

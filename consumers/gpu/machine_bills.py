@@ -96,9 +96,10 @@ class MachineBills:
         return bill
 
     async def publish(self, deployment: str) -> None:
-        """Put on the ledger what is not there yet; an id may come twice. Raises what `append` does as well."""
+        """Put on the ledger what is not there yet, the oldest first; an id may come twice. Raises as `append` does."""
         owed = cast("list[bytes]", await self._run(self._owed, deployment))
-        for id, record in zip(owed[::2], owed[1::2], strict=True):
+        bills = sorted(zip(owed[::2], owed[1::2], strict=True), key=lambda pair: json.loads(pair[1])["from_ms"])
+        for id, record in bills:
             await self._append(id.decode(), record.decode())
             await self._run(self._struck, deployment, id)
 
