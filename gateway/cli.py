@@ -256,7 +256,9 @@ def costs_command(
     table = Table(title=f"Costs by {by}")
     for column in ("name", "deployment") if by is GroupBy.MICROBATCH else ("name",):
         table.add_column(column, overflow="fold")
-    for column in ("jobs", "retries", "tokens", "dollars", "unpriced", "items/min"):
+    machines = any(row.machines for row in rows)
+    figures = ("jobs", "retries", "tokens", "dollars", "unpriced", "items/min")
+    for column in (*figures, *(("machines, busy", "allocated", "in all") if machines else ())):
         table.add_column(column, justify="right", no_wrap=True)
     for row in [*rows, _sum(rows)]:
         table.add_row(
@@ -268,6 +270,7 @@ def costs_command(
             plain(row.usd),
             str(row.unpriced or ""),
             "" if row.items_per_minute is None else f"{row.items_per_minute:.1f}",
+            *(usd or "" for usd in (_machine_dollars(row) if machines else ())),
         )
     tables.show(out, table)
     if any(row.unpriced for row in rows):
@@ -426,7 +429,7 @@ async def _topics(settings: Settings, *, create: bool) -> int:
 async def _costs(settings: Settings, by: GroupBy, days: int) -> list[Spent]:
     async with wiring.core(settings) as core:
         if by is GroupBy.BATCH:
-            return await of_batches(core.batches, core.tenants)
+            return await of_batches(core.redis, core.batches, core.tenants)
         seconds, _ = await core.redis.time()
         today = datetime.fromtimestamp(seconds, UTC).date()
         wanted = [today - timedelta(days=ago) for ago in range(days)]
@@ -455,7 +458,20 @@ def _cost_values(row: Spent) -> dict[str, object]:
         "priced_usd": plain(row.usd),
         "unpriced": row.unpriced,
         "items_per_minute": None if rate is None else round(rate, 1),
+        **dict(
+            zip(("machine_busy_usd", "machine_allocated_usd", "machine_total_usd"), _machine_dollars(row), strict=True)
+        ),
     }
+
+
+def _machine_dollars(row: Spent) -> tuple[str | None, str | None, str | None]:
+    """Busy, allocated, and what the machines cost on the days on which any of it ran."""
+    parts = row.machines.values()
+    if not parts:
+        return None, None, None
+    sums = (sum(each.busy for each in parts), sum(each.allocated for each in parts), sum(each.total for each in parts))
+    busy, allocated, total = (plain(Decimal(each).scaleb(-12)) for each in sums)
+    return busy, allocated, total
 
 
 def _sum(rows: list[Spent]) -> Spent:
@@ -465,6 +481,7 @@ def _sum(rows: list[Spent]) -> Spent:
         total.attempts += row.attempts
         total.tokens += row.tokens
         total.unpriced += row.unpriced
+        total.used(row.machines)
     return total
 
 

@@ -2,16 +2,18 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from typing import Any, Literal
 
 from redis.asyncio import Redis
 
-from policies.pricing import BY_UNIT
+from policies.machine_time import allocated
+from policies.pricing import BY_UNIT, picodollars
 from policies.quota import deployment_slot
 from router.batches import Batch, Batches, BatchState
+from router.machine_shares import Kind, Window, busy
 
 By = Literal["microbatch", "tenant", "deployment", "lane", "day"]
 DAYS_KEPT = 35
@@ -19,9 +21,29 @@ MICROBATCHES_SHOWN = 1000
 BATCHES_AT_ONCE = 100
 
 
+@dataclass(frozen=True, slots=True)
+class OfMachines:
+    """What of the machines of a deployment, on a day, is a row's; in picodollars.
+
+    `busy` is what its calls used, `allocated` that and its share of the idle time, by what all calls used, `total` what
+    the machines cost.
+    """
+
+    busy: int
+    allocated: int = 0
+    total: int = 0
+
+    def and_of(self, other: "OfMachines") -> "OfMachines":
+        """Of two rows together."""
+        return OfMachines(self.busy + other.busy, self.allocated + other.allocated, max(self.total, other.total))
+
+
 @dataclass(slots=True)
 class Spent:
-    """One row. `usd` is what is priced; `unpriced` counts the attempts that have no price."""
+    """One row. `usd` is what is priced; `unpriced` counts the attempts that have no price.
+
+    `machines` are dollars of machines' time, beside these, in a row of a batch or a microbatch.
+    """
 
     name: str
     jobs: int = 0
@@ -31,6 +53,7 @@ class Spent:
     unpriced: int = 0
     deployment: str = ""
     seconds: float | None = None
+    machines: dict[Window, OfMachines] = field(default_factory=dict)
 
     @property
     def retries(self) -> int:
@@ -41,6 +64,11 @@ class Spent:
     def items_per_minute(self) -> float | None:
         """Jobs a minute, where the row has a duration."""
         return self.jobs * 60 / self.seconds if self.seconds else None
+
+    def used(self, windows: Mapping[Window, OfMachines]) -> None:
+        """Add what its calls used of machines."""
+        for window, part in windows.items():
+            self.machines[window] = self.machines.get(window, OfMachines(0)).and_of(part)
 
     def add(self, counts: Mapping[str, int]) -> None:
         """Add a rollup's counters."""
@@ -59,18 +87,41 @@ async def spent(redis: "Redis", tenants: Iterable[str], *, by: By, days: Sequenc
             await _add_microbatches(redis, tenant, rows)
         else:
             await _add_days(redis, tenant, rows, by, days)
-    return sorted(rows.values(), key=lambda row: row.name)
+    found = sorted(rows.values(), key=lambda row: row.name)
+    await _allocate(redis, found)
+    return found
 
 
-async def of_batches(batches: Batches, tenants: Iterable[str]) -> list[Spent]:
+async def of_batches(redis: "Redis", batches: Batches, tenants: Iterable[str]) -> list[Spent]:
     """All batches that are on the board, those under way as well, the oldest of each tenant first."""
     rows: list[Spent] = []
     for tenant in tenants:
         found: list[Batch] = []
         while page := await batches.page(tenant, after=found[-1].id if found else "", limit=BATCHES_AT_ONCE):
             found += page
-        rows += [_of_batch(batch) for batch in reversed(found)]
+        ours = [_of_batch(batch) for batch in reversed(found)]
+        await _add_busy(
+            redis, tenant, "batch", [(batch.id, row) for batch, row in zip(reversed(found), ours, strict=True)]
+        )
+        rows += ours
+    await _allocate(redis, rows)
     return rows
+
+
+async def _add_busy(redis: "Redis", tenant: str, kind: Kind, rows: Sequence[tuple[str, Spent]]) -> None:
+    for (_, row), used in zip(rows, await busy(redis, tenant, kind, [name for name, _ in rows]), strict=True):
+        row.used({window: OfMachines(usd) for window, usd in used.items()})
+
+
+async def _allocate(redis: "Redis", rows: Sequence[Spent]) -> None:
+    """Share out what the machines of each deployment cost on each day, idle time included, by what the rows used."""
+    for deployment, day in {window: None for row in rows for window in row.machines}:
+        theirs = await machines(redis, [deployment], days=[day])
+        total, used = picodollars(theirs.usd), picodollars(theirs.busy)
+        ours = [row for row in rows if (deployment, day) in row.machines]
+        shares = allocated(total, [row.machines[deployment, day].busy for row in ours], used)
+        for row, share in zip(ours, shares, strict=True):
+            row.machines[deployment, day] = replace(row.machines[deployment, day], allocated=share, total=total)
 
 
 def _of_batch(batch: Batch) -> Spent:
@@ -112,6 +163,7 @@ async def _add_microbatches(redis: "Redis", tenant: str, rows: dict[str, Spent])
         if first and last and first != last:
             row.seconds = max(row.seconds or 0.0, (int(last) - int(first)) / 1000)
         row.add({counter: int(value) for counter, value in text.items()})
+    await _add_busy(redis, tenant, "microbatch", [(name, rows[name]) for name in names])
 
 
 def _decoded(fields: Any) -> dict[str, str]:
@@ -169,6 +221,11 @@ class Machines:
     def usd(self) -> Decimal:
         """All of it."""
         return sum((machine.usd for machine in self.each), Decimal(0))
+
+    @property
+    def busy(self) -> Decimal:
+        """What of it calls used."""
+        return sum((machine.busy for machine in self.each), Decimal(0))
 
 
 async def machines(redis: "Redis", deployments: Iterable[str], *, days: Sequence[date]) -> Machines:
