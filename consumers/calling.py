@@ -13,7 +13,7 @@ from consumers.running import Running, Stop
 from consumers.streaming import chunk_writer
 from consumers.unsaved import LetThrough
 from policies.cooldown import Probe
-from policies.quota import Exhausted, Granted, Wait
+from policies.quota import Exhausted, Granted, Verdict, Wait
 from policies.scripts import BoardUnavailableError
 from router import responses
 from router.board import Cancelled, CancelRequested, Expired, Lost, Run, Started, TooManyDeliveries
@@ -90,6 +90,7 @@ class Calling:
     async def _reserve(self) -> Later | Waiting | None:
         means, running, job = self.means, self.running, self.running.job
         from_door = job.is_reserved and running.number == 1
+        is_long = means.placeless.is_long(running.deployment.name, means.clock())
         verdict = await means.quotas.reserve_both(
             *running.scopes,
             running.rid,
@@ -98,7 +99,9 @@ class Calling:
             hold_s=means.lease_s * 2,
             ttl_s=running.seconds_left + 3600,
             keep=from_door,
+            wants=means.wakeups.channel if is_long else "",
         )
+        self._note_place(verdict)
         means.gate.told(job.id, verdict, means.clock())
         means.meters.verdict(verdict)
         match verdict:
@@ -116,6 +119,14 @@ class Calling:
                 wait = Later(LONGEST_WAIT_S, f"quota_{limit}")
         due_at = await means.board.release(job, running.owner, undo_delivery=False, wait_s=wait.seconds)
         return replace(wait, due_at=due_at)
+
+    def _note_place(self, verdict: Verdict) -> None:
+        means, running = self.means, self.running
+        name, others = running.deployment.name, means.leases.running.values()
+        if isinstance(verdict, Granted) or any(each.is_granted and each.deployment.name == name for each in others):
+            means.placeless.has_one(name)
+        elif isinstance(verdict, Wait) and verdict.scope in {part.name for part in running.scopes[1].parts}:
+            means.placeless.refused(name, means.clock())
 
     async def _with_body(self) -> Job:
         job = self.running.job

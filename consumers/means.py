@@ -16,6 +16,7 @@ from consumers.backend import Backend, HandOffBackend, PlacedBackend
 from consumers.gate import Gate
 from consumers.learning import Learning
 from consumers.onward import Onward
+from consumers.placeless import Placeless
 from consumers.running import Leases
 from consumers.unsaved import Unsaved
 from policies.deployments import Deployment
@@ -62,6 +63,7 @@ class Means:
     shadowed: Callable[[Sequence[Shadow]], None] = _ignore
     meters: AttemptMeters = field(default_factory=lambda: AttemptMeters(CollectorRegistry()))
     learning: Learning | None = None
+    placeless: Placeless = field(default_factory=Placeless)
     places: PlacedBackend | None = field(init=False)
     leases: Leases = field(init=False)
     unsaved: Unsaved = field(init=False)

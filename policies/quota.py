@@ -261,16 +261,18 @@ class Quotas:
         hold_s: float,
         ttl_s: float,
         unclaimed: str = "",
+        wants: str = "",
     ) -> Verdict:
         """Take one request, `tokens`, `usd` and a place among the concurrent ones, of every part: all or nothing.
 
         More tokens than a bucket holds wait for a full bucket and drain it. An unknown `usd` counts nothing.
-        While it is `unclaimed`, a name, a sweeper may give it back.
+        While it is `unclaimed`, a name, a sweeper may give it back. `wants` names a process that has had no place for
+        long: the next one that is free is kept for it, while it asks again and again.
         """
         if not scope.parts and not unclaimed:
             return Granted()
         nano = "" if usd is None else nanodollars(usd)
-        args: list[Value] = [rid, _milliseconds(ttl_s), _milliseconds(hold_s), nano, max(0, tokens), unclaimed]
+        args: list[Value] = [rid, _milliseconds(ttl_s), _milliseconds(hold_s), nano, max(0, tokens), unclaimed, wants]
         args += scope.arguments
         answer = await self._scripts.run(self._reserve, _keys(scope, rid), args)
         return _verdict(scope, cast("_Answer", answer))
@@ -279,7 +281,7 @@ class Quotas:
         """What `reserve` would say; nothing is taken."""
         if not scope.parts:
             return Granted()
-        args: list[Value] = ["", 1, 1, "" if usd is None else nanodollars(usd), max(0, tokens), ""]
+        args: list[Value] = ["", 1, 1, "" if usd is None else nanodollars(usd), max(0, tokens), "", ""]
         answer = await self._scripts.run(self._reserve, _keys(scope, ""), [*args, *scope.arguments])
         return _verdict(scope, cast("_Answer", answer))
 
@@ -294,16 +296,17 @@ class Quotas:
         hold_s: float,
         ttl_s: float,
         keep: bool = False,
+        wants: str = "",
     ) -> Verdict:
         """The tenant's first, then the deployment's; when that refuses, the tenant's is refunded in full.
 
         Unless it is to `keep` what it has of the tenant's, from the door. A crash in between leaves a reservation of
-        the tenant that the next try finds.
+        the tenant that the next try finds. `wants` concerns the deployment's places.
         """
         first = await self.reserve(tenant, rid, tokens=tokens, usd=usd, hold_s=hold_s, ttl_s=ttl_s)
         if not isinstance(first, Granted):
             return first
-        second = await self.reserve(deployment, rid, tokens=tokens, usd=usd, hold_s=hold_s, ttl_s=ttl_s)
+        second = await self.reserve(deployment, rid, tokens=tokens, usd=usd, hold_s=hold_s, ttl_s=ttl_s, wants=wants)
         if not isinstance(second, Granted):
             if not keep:
                 await self.refund(tenant, rid)

@@ -1,10 +1,12 @@
 -- The quota of one slot. A part is one set of limits: buckets, leases, a day's tokens and a month's dollars, in keys
 -- that begin with the part's own. The arithmetic of a bucket is that of bucket.py.
--- keys: 1 reservation, 2.. the parts. Of a part: key:requests and key:tokens (buckets), key:leases, key:day, key:usd
+-- keys: 1 reservation, 2.. the parts. Of a part: key:requests and key:tokens (buckets), key:leases, key:wanted, key:day,
+--   key:usd
 -- In arguments '' is "no limit" or "unknown". `now` is in microseconds, which only %.0f writes without loss.
 local QUOTA_SLACK = 1e-6
 local QUOTA_TOO_FAR_AHEAD = 60000000
 local QUOTA_LOOK_AGAIN_MS = 250 -- a lease may be given back at any moment, so nobody waits longer for one
+local QUOTA_WANTED_MS = 600 -- until then who wants a place has looked again
 local QUOTA_SPARE_MS = 60000 -- a key outlives its use by this
 local QUOTA_LONGEST_MS = 1e12
 local QUOTA_BUDGET_MS = 5443200000 -- 63 days: a month's figure lives until the next month is over
@@ -89,7 +91,8 @@ end
 
 -- What a part says to a call, as {wait, why, exhausted, ...}; writes nothing. `held`: it had said yes to this one before,
 -- and then only a place among the concurrent ones may be lacking, when its lease ran out. `idle`: it is not asked.
-local function quota_judge(key, p, rid, held, idle, tokens, nano, now)
+-- `wants`: who has been without a place for long; what others of them wait for is not there for who has some.
+local function quota_judge(key, p, rid, held, idle, wants, tokens, nano, now)
   local now_ms, v = math.floor(now / 1000), {wait = 0, why = '', buckets = {}, places = 0, day_left = 0}
   local asked = not held and not idle
   if p.concurrency then
@@ -97,9 +100,11 @@ local function quota_judge(key, p, rid, held, idle, tokens, nano, now)
     v.places = p.concurrency - redis.call('ZCOUNT', key .. ':leases', alive, '+inf')
     local own = held and tonumber(redis.call('ZSCORE', key .. ':leases', rid) or 0) > now_ms
     if not own and not idle then
+      if wants == '' then v.places = v.places - redis.call('ZCOUNT', key .. ':wanted', alive, '+inf') end
       if v.places < 1 then
         local first = redis.call('ZRANGEBYSCORE', key .. ':leases', alive, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-        v.wait, v.why = math.min(QUOTA_LOOK_AGAIN_MS, tonumber(first[2]) - now_ms), 'concurrency'
+        local left = first[2] and tonumber(first[2]) - now_ms or QUOTA_LOOK_AGAIN_MS
+        v.wait, v.why, v.no_place = math.min(QUOTA_LOOK_AGAIN_MS, left), 'concurrency', true
       end
       v.takes_place = true
     end
@@ -157,24 +162,25 @@ local function quota_take(held_key, key, p, v, rid, hold_ms, tokens, nano, now)
   redis.call('HSET', held_key, key, table.concat(taken, ' '))
 end
 
--- argv: rid, ttl ms, hold ms, estimate in nano-dollars, tokens, name under which it is unclaimed ('' is not), then of each
---   part: concurrency, budget in nano-dollars, tokens a day, '1' for a shadow, rate and burst of each bucket
+-- argv: rid, ttl ms, hold ms, estimate in nano-dollars, tokens, name under which it is unclaimed ('' is not), name of who
+--   has been without a place for long ('' has not), then of each part: concurrency, budget in nano-dollars, tokens a day, '1' for a shadow, rate and burst of each bucket
 -- Returns {'granted' | 'duplicate' | 'wait' | 'exhausted', ms to wait, limit or month, number of the part (0 is none),
 --   limits and parts of the shadows that would have refused, then of each part: what remains and ms until full of each
---   bucket, tokens left today, places; ms until tomorrow}. A refusal writes nothing, and nothing is written without a rid.
+--   bucket, tokens left today, places; ms until tomorrow}. A refusal takes nothing, and nothing is written without a rid.
 local function quota_reserve(keys, argv, now)
   local rid, hold_ms, nano, tokens = argv[1], tonumber(argv[3]), tonumber(argv[4]) or 0, tonumber(argv[5])
+  local wants = argv[7]
   local duplicate = redis.call('EXISTS', keys[1]) == 1
   local parts, verdicts, wait, why, who, month = {}, {}, 0, '', 0, nil
   for n = 1, #keys - 1 do
-    local a, key = 7 + 8 * (n - 1), keys[n + 1]
+    local a, key = 8 + 8 * (n - 1), keys[n + 1]
     local p = {
       concurrency = tonumber(argv[a]), budget = tonumber(argv[a + 1]), day = tonumber(argv[a + 2]),
       shadow = argv[a + 3] == '1',
       rates = {tonumber(argv[a + 4]), tonumber(argv[a + 6])}, bursts = {tonumber(argv[a + 5]), tonumber(argv[a + 7])},
     }
     local held = duplicate and redis.call('HEXISTS', keys[1], key) == 1
-    local v = quota_judge(key, p, rid, held, duplicate and not held, tokens, nano, now)
+    local v = quota_judge(key, p, rid, held, duplicate and not held, wants, tokens, nano, now)
     v.held, parts[n], verdicts[n] = held, p, v
     if not p.shadow and not month then
       if v.exhausted then
@@ -194,6 +200,8 @@ local function quota_reserve(keys, argv, now)
   for n, v in ipairs(verdicts) do
     local p, key = parts[n], keys[n + 1]
     local takes = granted and not v.refuses
+    if wants ~= '' and v.no_place and not p.shadow then quota_lease(key .. ':wanted', wants, QUOTA_WANTED_MS, now) end
+    if wants ~= '' and takes and v.takes_place then redis.call('ZREM', key .. ':wanted', wants) end
     if granted and not duplicate and v.refuses then
       shadows[#shadows + 1] = v.exhausted and 'usd_per_month' or v.why
       shadows[#shadows + 1] = n

@@ -28,6 +28,7 @@ from policies.quota import (
 )
 from policies.scripts import Scripts
 from policies.tenants import Tenant
+from tests.builders import until
 
 NOTHING = Limits()
 EVERYTHING = Limits(
@@ -62,9 +63,9 @@ class Ask:
     scope: Scope
 
     async def __call__(
-        self, rid: str, *, tokens: int = 1, usd: Decimal | None = None, hold_s: float = 60.0
+        self, rid: str, *, tokens: int = 1, usd: Decimal | None = None, hold_s: float = 60.0, wants: str = ""
     ) -> Granted | Wait | Exhausted:
-        return await self.quotas.reserve(self.scope, rid, tokens=tokens, usd=usd, hold_s=hold_s, ttl_s=600)
+        return await self.quotas.reserve(self.scope, rid, tokens=tokens, usd=usd, hold_s=hold_s, ttl_s=600, wants=wants)
 
 
 async def contents(redis: "Redis") -> dict[bytes | str, object]:
@@ -388,6 +389,50 @@ def test_what_a_provider_counts_is_not_what_it_charges() -> None:
 
 
 # Concurrency
+
+
+async def test_the_next_place_is_kept_for_who_has_had_none_for_long(quotas: Quotas) -> None:
+    scope = a_deployment(Limits(concurrency=2))
+    ask = Ask(quotas, scope)
+    await ask("many:1")
+    await ask("many:2")
+
+    none_left = await ask("few:1", wants="few")
+    await quotas.refund(scope, "many:1")
+    kept = await ask("many:3")
+    got = await ask("few:1", wants="few")
+    await quotas.refund(scope, "many:2")
+
+    assert none_left == Wait(0.25, "concurrency", "deployment small")
+    assert kept == none_left and isinstance(kept, Wait) and kept.states[0].places == 0
+    assert isinstance(got, Granted)
+    assert isinstance(await ask("many:3"), Granted)
+
+
+async def test_a_place_is_not_kept_for_who_asks_no_more(quotas: Quotas) -> None:
+    scope = a_deployment(Limits(concurrency=1))
+    ask = Ask(quotas, scope)
+    await ask("many:1")
+    await ask("few:1", wants="few")
+    await quotas.refund(scope, "many:1")
+
+    async def is_there() -> bool:
+        return isinstance(await ask("many:2"), Granted)
+
+    await until(is_there)
+
+
+async def test_who_looks_takes_nothing(quotas: Quotas, redis: "Redis") -> None:
+    scope = a_deployment(Limits(requests_per_minute=1, tokens_per_minute=60_000, concurrency=1))
+    before = await contents(redis)
+
+    looks = [await quotas.look(scope, tokens=10, usd=None) for _ in range(2)]
+
+    assert all(isinstance(look, Granted) for look in looks)
+    assert await contents(redis) == before
+    await Ask(quotas, scope)("a")
+    refused = await quotas.look(scope.without_places, tokens=10, usd=None)
+    assert isinstance(refused, Wait) and refused.limit == "requests_per_minute"
 
 
 async def test_a_settled_job_makes_room_for_the_next_one(quotas: Quotas) -> None:
