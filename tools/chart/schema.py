@@ -56,6 +56,7 @@ PLACEMENT: dict[str, Schema] = {
     "priorityClassName": TEXT,
 }
 OWN: dict[str, Schema] = {
+    "port": PORT,
     "env": ENV,
     "secretEnv": SECRET_ENV,
     "image": OWN_IMAGE,
@@ -133,8 +134,8 @@ def schema() -> Schema:
             resources=RESOURCES,
             backends={"type": "object", "propertyNames": BACKEND, "additionalProperties": section(**OWN)},
         ),
-        inbox=section(enabled=FLAG, replicas=ONE_OR_MORE, port=PORT, **OWN),
-        sweeper=section(replicas=ONE_OR_MORE, port=PORT, **OWN),
+        inbox=section(enabled=FLAG, replicas=ONE_OR_MORE, **OWN),
+        sweeper=section(replicas=ONE_OR_MORE, **OWN),
         setup=section(
             resources=RESOURCES,
             deadlineSeconds=SECONDS,
@@ -176,7 +177,6 @@ def _node(node: Node) -> Schema:
 def _http() -> Schema:
     return section(
         replicas=ONE_OR_MORE,
-        port=PORT,
         preStopSeconds=COUNT,
         autoscaling=section(
             enabled=FLAG,
