@@ -37,7 +37,7 @@ class Following:
         """`asked` is the job as its backend was asked, where that is known."""
         learning, job = self.means.learning, self.running.job
         to_heavy = _escalation(job, self.means.deployments) if asked is not None else None
-        is_taught = learning is not None and asked is not None and learning.wants(job)
+        is_taught = learning is not None and asked is not None and learning.takes(job)
         seen: Fault | None = None
         values: Mapping[str, object] = {}
         if asked is not None and (is_taught or to_heavy is not None):

@@ -1,14 +1,16 @@
 """What the worker keeps of a scored job for the router, once it is answered. Never in the way of the job."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import structlog
 
 from consumers import shadows
 from consumers.judged import Fault
 from consumers.shadows import Shadows
+from policies.bucket import Level, Limit, Taken, take
 from policies.pricing import Usage
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Learn, Tenant
@@ -21,20 +23,32 @@ from router.log import LogUnavailableError
 log = structlog.get_logger(__name__)
 
 SCORED = ("score", "cap")
+MOST = Limit(rate=20, burst=500)  # lessons a second of a tenant: each costs as much as a fifth of running a job
 
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """Keeps lessons of jobs that were decided by score."""
+    """Keeps lessons of jobs that were decided by score: of all, or of a sample where there are many."""
 
     lessons: Lessons
     tenants: Mapping[str, Tenant]
     shadows: Shadows | None = None
+    clock: Callable[[], float] = time.monotonic
+    _room: dict[str, Level] = field(default_factory=dict)
 
     def wants(self, job: Job) -> bool:
         """Whether anything is to be kept of this job."""
         tenant = self.tenants.get(job.tenant)
         return tenant is not None and is_taught(job, tenant)
+
+    def takes(self, job: Job) -> bool:
+        """Whether a lesson of this job is to be kept now: what is above the rate is left out."""
+        if not self.wants(job):
+            return False
+        room = take(MOST, self._room.get(job.tenant), 1, int(self.clock() * 1e6))
+        if isinstance(room, Taken):
+            self._room[job.tenant] = room.level
+        return isinstance(room, Taken)
 
     async def keep(self, job: Job, asked: Mapping[str, object], usage: Usage, seen: Fault | None) -> None:
         """Keep what the job was like, and what was seen of its answer."""

@@ -108,6 +108,18 @@ async def test_a_line_of_a_batch_that_runs_a_second_time_is_no_retry(bench: Benc
     assert [lesson.outcomes for lesson in await kept(bench)] == [{}, {}, {}]
 
 
+async def test_of_more_jobs_than_a_worker_keeps_lessons_of_there_is_a_sample(bench: Bench) -> None:
+    now = 100.0
+    learning = Learning(Lessons(bench.scripts), bench.tenants, clock=lambda: now)
+    job = a_job("Where is Pemba?", route=SCORED)
+
+    at_once = sum(learning.takes(job) for _ in range(10_000))
+    now += 10
+    later = sum(learning.takes(job) for _ in range(10_000))
+
+    assert (at_once, later) == (500, 200)
+
+
 async def test_the_last_outcome_counts_and_an_unknown_job_has_none(bench: Bench) -> None:
     job = await run(bench, "Where is Pemba?")
     lessons = Lessons(bench.scripts)
