@@ -188,6 +188,23 @@ def test_bedrock_has_a_collector_only_where_jobs_are_shipped() -> None:
     assert "collector-bedrock" not in of_kind(rendered(values), "Deployment")
 
 
+def test_who_calls_aws_has_the_image_that_can() -> None:
+    def images(values: Values) -> dict[str, str]:
+        deployments = of_kind(rendered(values), "Deployment")
+        return {name: each["spec"]["template"]["spec"]["containers"][0]["image"] for name, each in deployments.items()}
+
+    plain = images(MATRIX["all backends"])
+    pinned = {"image": {"repository": "r/pm", "digest": "sha256:" + "2" * 64}, "awsImage": {"repository": "r/aws"}}
+    ours = images(merged(MATRIX["all backends"], pinned))
+
+    assert plain["http"] == plain["worker-gpu"] == "pointsman:0.1.0"
+    assert plain["worker-sagemaker"] == plain["collector-sagemaker"] == "pointsman-aws:0.1.0"
+    assert plain["worker-bedrock"] == "pointsman-aws:0.1.0-ours"
+    assert plain["collector-bedrock"] == "pointsman-aws@sha256:" + "1" * 64
+    assert ours["http"] == "r/pm@sha256:" + "2" * 64
+    assert ours["worker-sagemaker"] == "r/aws:0.1.0"
+
+
 def test_a_role_of_aws_is_that_of_the_process_that_calls_it() -> None:
     accounts = of_kind(rendered(MATRIX["all backends"]), "ServiceAccount")
     roles = {name: each["metadata"].get("annotations") for name, each in accounts.items()}

@@ -94,6 +94,7 @@ def schema() -> Schema:
         fullnameOverride=TEXT,
         **{"global": OF_KUBERNETES},  # Helm gives it to every chart
         image=IMAGE,
+        awsImage=OWN_IMAGE,
         imagePullSecrets={"type": "array", "items": section(("name",), name=TEXT)},
         config=_settings(Settings),
         prices=OF_KUBERNETES,

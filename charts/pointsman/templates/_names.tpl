@@ -23,9 +23,15 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
-{{- /* Takes the root and an image of a component's own, which may say a part of it only. */ -}}
+{{- /* Takes the root, a component's backend, and an image of its own, which may say a part of it only. */ -}}
 {{- define "pointsman.image" -}}
-{{- $image := mergeOverwrite (deepCopy .root.Values.image) (deepCopy (default dict .image)) -}}
+{{- $image := deepCopy .root.Values.image -}}
+{{- if has .backend (list "bedrock" "sagemaker") -}}
+{{- $_ := set $image "repository" (printf "%s-aws" $image.repository) -}}
+{{- $_ := set $image "digest" "" -}}
+{{- range $name, $value := .root.Values.awsImage }}{{ if $value }}{{ $_ := set $image $name $value }}{{ end }}{{ end -}}
+{{- end -}}
+{{- $image = mergeOverwrite $image (deepCopy (default dict .image)) -}}
 {{- if $image.digest -}}
 {{ $image.repository }}@{{ $image.digest }}
 {{- else -}}
