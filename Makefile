@@ -85,7 +85,7 @@ clean:
 # An environment holds exactly what its lock files say, and the project itself in editable form, built with the
 # locked hatchling. `sync` adds no dependencies: the model's package would otherwise compile one for ten minutes.
 ENVIRONMENT = $(UV) --quiet venv --allow-existing --python $(PYTHON) $(1) && \
-	$(INSTALL) sync --python $(1) --require-hashes --no-build $(2) && \
+	$(INSTALL) sync --python $(1) --require-hashes --no-build --compile-bytecode $(2) && \
 	$(INSTALL) install --python $(1) --no-deps --no-build-isolation --offline --editable . && \
 	touch $(1)/.locked
 

@@ -39,6 +39,7 @@ CONTENT: Mapping[str, Literal["input", "prompt", "file"]] = MappingProxyType(
         responses.ENDPOINT: "input",
         "/v1/embeddings": "input",
         "/v1/images/generations": "prompt",
+        "/v1/videos": "prompt",
         "/v1/audio/speech": "input",
         "/v1/audio/transcriptions": "file",
     }
@@ -47,6 +48,7 @@ WITH_FILES = ("/v1/chat/completions", responses.ENDPOINT)
 INLINE_BODY = 256 * 1024
 HOLD_S = 60.0  # a waiting caller's place among its tenant's concurrent ones, until a worker renews it
 LONGEST_TURN_S = 30.0  # for so long a worker keeps a job that waits; one that waits longer is no answer to a caller
+SHOWN_BODY = "/v1/videos"  # what was asked for is part of this object, whenever somebody looks
 EARLIER_REQUEST_S = 1.0  # longer than the log takes to confirm on any good day
 LOOK_S = 0.1
 LINES_PART = 0.75  # of a tenant's unfinished jobs: the rest is for jobs that are no lines of batches
@@ -178,7 +180,7 @@ class Desk:
         if reply is not None:
             job = replace(job, reply=reply)
         try:
-            if len(raw) > INLINE_BODY:
+            if len(raw) > INLINE_BODY or endpoint == SHOWN_BODY:
                 job = replace(job, payload=await self.payloads.put(body_path(job.tenant, job.id), raw))
             headers = envelope.to_headers(job)
             answer = await self.board.accept(

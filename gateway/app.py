@@ -15,6 +15,7 @@ from gateway.endpoints.health import Health
 from gateway.endpoints.jobs import Jobs
 from gateway.endpoints.models import Models
 from gateway.endpoints.responses import Responses
+from gateway.endpoints.videos import VideosApi
 from gateway.endpoints.whole import Whole
 from gateway.head import HttpRequest
 from gateway.services import Services
@@ -58,7 +59,7 @@ def routes(services: Services) -> list[Route]:
     """All addresses, the busiest first."""
     chat, jobs, models, health = Chat(services), Jobs(services), Models(services), Health(services)
     files, batches = FilesApi(services), BatchesApi(services)
-    responses = Responses(services)
+    responses, videos = Responses(services), VideosApi(services)
     return [
         _route("POST", "/v1/chat/completions", chat.create),
         _route("GET", "/v1/chat/completions/{id}", chat.retrieve),
@@ -71,6 +72,10 @@ def routes(services: Services) -> list[Route]:
         _route("POST", "/v1/images/generations", Whole(services, "/v1/images/generations").create),
         _route("POST", "/v1/audio/speech", Whole(services, "/v1/audio/speech").create),
         _route("POST", "/v1/audio/transcriptions", Whole(services, "/v1/audio/transcriptions", read_form).create),
+        _route("POST", "/v1/videos", videos.create),
+        _route("GET", "/v1/videos/{id}", videos.retrieve),
+        _route("GET", "/v1/videos/{id}/content", videos.content),
+        _route("DELETE", "/v1/videos/{id}", videos.delete),
         _route("GET", "/v1/jobs/{id}", jobs.retrieve),
         _route("GET", "/v1/jobs/{id}/content", jobs.content),
         _route("DELETE", "/v1/jobs/{id}", jobs.delete),

@@ -14,7 +14,8 @@ ROOM = 1.2  # each time-out is better a fifth longer than the one inside it
 STOP_S = 10.0  # what a worker needs after its drain: to commit, to release its leases, to leave its group
 AUTO = frozenset({"auto", "auto:light", "auto:heavy"})
 WITHOUT_OUTPUT = frozenset({Modality.EMBEDDING})  # these use no output tokens
-WITH_UNITS = frozenset({Modality.IMAGE_GENERATION, Modality.SPEECH, Modality.AUDIO})  # these need none at all
+# These need none at all.
+WITH_UNITS = frozenset({Modality.IMAGE_GENERATION, Modality.SPEECH, Modality.AUDIO, Modality.VIDEO_GENERATION})
 
 
 class Level(StrEnum):

@@ -148,6 +148,10 @@ class Delivery:
             raise PayloadLostError("the board has no result")
         return view.result
 
+    async def asked(self, view: JobView) -> bytes:
+        """The body of its request, where it is kept. Raises as `result` does."""
+        return view.job.body if view.job.payload is None else await self._payloads.get(view.job.payload)
+
     async def forget(self, view: JobView) -> None:
         """Delete a job that has ended, and its result.
 

@@ -82,6 +82,10 @@ class UnfinishedError(Exception):
     """The job still runs; only a finished one can be deleted."""
 
 
+class NotThereYetError(Exception):
+    """What the job makes is not there yet."""
+
+
 class LostSightError(Exception):
     """The board went away while somebody waited for this job, which goes on."""
 
@@ -181,6 +185,8 @@ def as_api_error(error: Exception, *, request_id: str) -> ApiError:
             )
         case UnfinishedError():
             return ApiError(409, "job_unfinished", "The job is not finished. Cancel it first, then delete it.")
+        case NotThereYetError():
+            return ApiError(409, "job_unfinished", "The job is not finished. Look at its status, then come again.")
         case TooLargeError(most=most):
             return ApiError(413, "request_too_large", f"The request body has more than {most} bytes.")
         case WrongContentTypeError(wanted=wanted):

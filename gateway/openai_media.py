@@ -1,6 +1,7 @@
-"""What clients send for embeddings, images, speech and transcriptions: checked as a chat is."""
+"""What clients send for embeddings, images, videos, speech and transcriptions: checked as a chat is."""
 
 import re
+from dataclasses import replace
 
 from gateway.asked import Asked
 from gateway.body import InvalidRequestError
@@ -24,12 +25,14 @@ LARGEST_TOKEN = 2**31
 MAX_DIMENSIONS = 65_536
 MAX_IMAGES = 10
 MAX_PROMPT = 32_000  # characters
+MAX_VIDEO_S = 120
 MAX_SPOKEN = 4096  # characters
 MAX_LANGUAGE = 35  # characters: as long as a language tag gets
 
 SPEECH_FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 TRANSCRIPTION_FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 _SIZE = re.compile(r"auto|[1-9]\d{1,4}x[1-9]\d{1,4}")
+_SECONDS = re.compile(r"[1-9]\d{0,2}")
 
 
 def parse_embeddings(values: Values, *, prefers_async: bool = False) -> Asked:
@@ -55,6 +58,23 @@ def parse_images(values: Values, *, prefers_async: bool = False) -> Asked:
         if values.get(name) is not None:
             a_choice(values[name], name, known)
     return asked
+
+
+def parse_videos(values: Values, *, prefers_async: bool = False) -> Asked:
+    """A request for a video, which nobody waits for in the open. Raises as `parse_embeddings` does."""
+    _refuse_stream(values)
+    asked = Asked.read(values, prefers_async=prefers_async)
+    a_text(required(values, "prompt"), "prompt", most=MAX_PROMPT)
+    length = values.get("seconds")
+    is_said = type(length) in (int, str) and _SECONDS.fullmatch(str(length)) is not None
+    if length is not None and not (is_said and int(str(length)) <= MAX_VIDEO_S):
+        raise invalid("seconds", f"expected whole seconds from 1 to {MAX_VIDEO_S}, such as '6'")
+    size = values.get("size")
+    if size is not None and not (type(size) is str and size != "auto" and _SIZE.fullmatch(size)):
+        raise invalid("size", "expected WIDTHxHEIGHT in pixels, such as '1280x720'")
+    if values.get("input_reference") is not None:
+        raise invalid("input_reference", "a video can be made from a prompt only")
+    return replace(asked, background=True)
 
 
 def parse_speech(values: Values, *, prefers_async: bool = False) -> Asked:

@@ -7,7 +7,7 @@ from typing import Protocol
 from gateway.asked import Asked
 from gateway.fields import Values
 from gateway.openai import parse_chat
-from gateway.openai_media import parse_embeddings, parse_images, parse_speech, parse_transcription
+from gateway.openai_media import parse_embeddings, parse_images, parse_speech, parse_transcription, parse_videos
 from gateway.openai_responses import parse_responses
 
 
@@ -23,6 +23,7 @@ PARSERS: Mapping[str, Parser] = MappingProxyType(
         "/v1/responses": parse_responses,
         "/v1/embeddings": parse_embeddings,
         "/v1/images/generations": parse_images,
+        "/v1/videos": parse_videos,
         "/v1/audio/speech": parse_speech,
         "/v1/audio/transcriptions": parse_transcription,
     }

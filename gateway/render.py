@@ -16,7 +16,7 @@ from router.job import JobState, Stay
 from router.ledger import plain
 
 JSON = "application/json"
-JOB, FILE, BATCH = "job_", "file-", "batch_"
+JOB, FILE, BATCH, VIDEO = "job_", "file-", "batch_", "video_"
 POLL_LATER = {"retry-after": "1"}  # seconds
 
 STATES: Mapping[JobState, str] = {
@@ -32,7 +32,7 @@ STATES: Mapping[JobState, str] = {
 
 _ULID = "[0-7][0-9A-HJKMNP-TV-Z]{25}"
 _FILE_ID, _BATCH_ID = re.compile(f"(?:file-)?({_ULID})"), re.compile(f"(?:batch_)?({_ULID})")
-_ID = re.compile(r"(?:job_|chatcmpl-|resp_)?([0-7][0-9A-HJKMNP-TV-Z]{25})")
+_ID = re.compile(r"(?:job_|chatcmpl-|resp_|video_)?([0-7][0-9A-HJKMNP-TV-Z]{25})")
 _REJECTED = {
     "message": "The job log did not confirm the job.",
     "type": "server_error",
@@ -42,7 +42,7 @@ _REJECTED = {
 
 
 def job_id(text: str) -> str | None:
-    """The id in `job_...`, `chatcmpl-...` or by itself; None if it cannot be one."""
+    """The id in `job_...`, `chatcmpl-...`, `resp_...`, `video_...` or by itself; None if it cannot be one."""
     found = _ID.fullmatch(text)
     return found[1] if found else None
 

@@ -365,7 +365,7 @@ class TimeoutSettings(Section):
 
 
 class PriceSettings(Section):
-    """Dollars per million tokens or characters, for an image, for a second of audio.
+    """Dollars per million tokens or characters, for an image, for a second of audio or video.
 
     Or only `name`, an entry of the price book, which `price: NAME` is short for.
     """
@@ -379,6 +379,7 @@ class PriceSettings(Section):
     images: DollarsEach | None = None
     audio_seconds: DollarsEach | None = None
     characters: Dollars | None = None
+    video_seconds: DollarsEach | None = None
     source: str = Field(default="settings", min_length=1, max_length=200)
 
     @model_validator(mode="after")
@@ -398,6 +399,7 @@ class PriceSettings(Section):
             Meter.IMAGES: self.images,
             Meter.AUDIO_SECONDS: self.audio_seconds,
             Meter.CHARACTERS: self.characters,
+            Meter.VIDEO_SECONDS: self.video_seconds,
         }
         return {meter: rate for meter, rate in rates.items() if rate is not None}
 
@@ -468,6 +470,8 @@ class DeploymentSettings(Section):
             raise ValueError("a sagemaker deployment, and no other, has a sagemaker section with at least its region")
         if (self.bedrock is not None) != (self.backend == "bedrock"):
             raise ValueError("a bedrock deployment, and no other, has a bedrock section with at least its region")
+        if self.bedrock is not None and (Modality.VIDEO_GENERATION in self.modalities) != bool(self.bedrock.videos):
+            raise ValueError("a bedrock deployment of modality video_generation, and no other, has bedrock.videos")
         return self
 
 

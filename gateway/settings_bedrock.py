@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from gateway.settings_sagemaker import Region
 from gateway.settings_section import Section
-from gateway.settings_shipping import ShippingSettings
+from gateway.settings_shipping import Place, ShippingSettings
 from gateway.settings_values import ServerUrl
 from policies.deployments import Bedrock
 
@@ -23,6 +23,7 @@ class BedrockSettings(Section):
     latency: Literal["standard", "optimized"] | None = None
     guardrail: str = Field(default="", max_length=2048)
     guardrail_version: str = Field(default="", max_length=8, pattern=r"^([1-9][0-9]{0,7}|DRAFT)?$")
+    videos: Place | Literal[""] = ""
     aws_url: ServerUrl = Field(default="", max_length=2000)
     shipping: ShippingSettings | None = None
 
@@ -41,5 +42,6 @@ class BedrockSettings(Section):
             latency=self.latency or "",
             guardrail=self.guardrail,
             guardrail_version=self.guardrail_version or "DRAFT",
+            videos=self.videos,
             aws_url=self.aws_url,
         )

@@ -80,7 +80,7 @@ async def _run(
 def _children(settings: Settings) -> list[Child]:
     deployments = settings.deployments_by_name().values()
     backends = sorted({deployment.backend for deployment in deployments})
-    collected = {each.backend for each in deployments if each.sagemaker is not None or each.shipping is not None}
+    collected = {each.backend for each in deployments if each.is_answered_later}
     return [
         Child("http", ["serve", "http"]),
         *(Child(f"worker {name}", ["serve", "worker", "--backend", name]) for name in backends),

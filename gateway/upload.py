@@ -7,9 +7,11 @@ from starlette.requests import Request
 
 from gateway.body import InvalidRequestError
 from gateway.fields import Values, invalid, missing
-from gateway.multipart import Form, Part
+from gateway.multipart import FORM, Form, Part
 from gateway.reading import BODY_TOTAL_S, Held
+from gateway.taking import read_json
 from router import forms
+from router.compact import encode
 
 LONGEST_NAME = 255  # characters
 NAME = "[A-Za-z0-9_.-]"  # characters of a name in brackets
@@ -39,6 +41,23 @@ async def read_form(request: Request, held: Held, most: int) -> tuple[bytes, Val
         raise missing("file")
     form = forms.Form(tuple(fields), filename, bytes(data))
     return form.to_bytes(), {**values_of(fields), "file": form.data}
+
+
+async def read_fields(request: Request, held: Held, most: int) -> tuple[bytes, Values]:
+    """JSON, or a form without a file, which is then a body of JSON. Raises what `read_json` and `multipart.Form` do."""
+    if not request.headers.get("content-type", "").lower().startswith(FORM):
+        return await read_json(request, held, most)
+    fields = list[tuple[str, str]]()
+    async for part in Form(request, most=most, total_s=BODY_TOTAL_S).parts():
+        if not _FIELD.fullmatch(part.name):
+            raise InvalidRequestError("The request body has a field whose name cannot be.", code="invalid_form")
+        if part.filename is not None:
+            raise invalid(part.name, "no file is taken here")
+        text = _clean(await part.text(), part.name)
+        held.add(len(text))
+        fields.append((part.name, text))
+    values = values_of(fields)
+    return encode(values), values
 
 
 def values_of(fields: list[tuple[str, str]]) -> dict[str, object]:

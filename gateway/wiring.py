@@ -487,8 +487,8 @@ async def bedrock_troubles(deployments: dict[str, Deployment]) -> list[tuple[str
 
 @asynccontextmanager
 async def _shipping(core: Core, live: "Backend | None", theirs: Mapping[str, Deployment]) -> AsyncGenerator["Backend"]:
-    """In front of the live backend, where jobs of any deployment may go out as batch jobs."""
-    if live is not None and all(each.shipping is None for each in theirs.values()):
+    """In front of the live backend, where jobs of any deployment may go out as batch jobs, or make videos."""
+    if live is not None and not any(each.is_answered_later for each in theirs.values()):
         yield live
         return
     with _with_extra("bedrock"):

@@ -28,6 +28,7 @@ class Modality(StrEnum):
     EMBEDDING = "embedding"
     SPEECH = "speech"
     IMAGE_GENERATION = "image_generation"
+    VIDEO_GENERATION = "video_generation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ class Bedrock:
     """How a model of Bedrock is called; the deployment's `model` is its id there.
 
     `profile` is the id or ARN of an inference profile that stands for it. `service_tier` and `latency` are asked for,
-    `guardrail` (with its version) is applied. `aws_url` is of a server that speaks AWS' protocols, in place of AWS.
+    `guardrail` (with its version) is applied. `videos` is `s3://bucket/prefix` for those that it makes. `aws_url` is of
+    a server that speaks AWS' protocols, in place of AWS.
     """
 
     region: str
@@ -134,6 +136,7 @@ class Bedrock:
     latency: str = ""
     guardrail: str = ""
     guardrail_version: str = "DRAFT"
+    videos: str = ""
     aws_url: str = ""
 
 
@@ -173,6 +176,12 @@ class Deployment:
     bedrock: Bedrock | None = None
     shipping: Shipping | None = None
     takes_schema: bool = True
+
+    @property
+    def is_answered_later(self) -> bool:
+        """Whether it may take jobs that a collector then concludes."""
+        is_kept = self.sagemaker is not None or self.shipping is not None
+        return is_kept or (self.bedrock is not None and bool(self.bedrock.videos))
 
     @property
     def effort_rank(self) -> int:

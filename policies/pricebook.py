@@ -17,7 +17,8 @@ DOLLARS = re.compile(r"[0-9]{1,7}(\.[0-9]{1,6})?", re.ASCII)
 EACH = re.compile(r"[0-9]{1,3}(\.[0-9]{1,12})?", re.ASCII)
 EXPECTED = 'dollars per million as text with at most six decimals, such as "0.15"'
 EXPECTED_EACH = 'dollars for one as text with at most twelve decimals, such as "0.04"'
-ONE_BY_ONE = frozenset({Meter.IMAGES, Meter.AUDIO_SECONDS})  # vendors price these so; all else by the million
+# Vendors price these so; all else by the million.
+ONE_BY_ONE = frozenset({Meter.IMAGES, Meter.AUDIO_SECONDS, Meter.VIDEO_SECONDS})
 
 
 class PriceBookError(ValueError):

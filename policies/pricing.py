@@ -9,13 +9,14 @@ from types import MappingProxyType
 PER_MILLION = Decimal(1_000_000)
 IMAGE_TOKENS = 1_600  # of one that is made
 SECOND_TOKENS = 25
+VIDEO_SECOND_TOKENS = 1_600  # of one that is made
 TOKENS_PER_100_CHARACTERS = 30
 
 
 class Meter(StrEnum):
     """What is counted, and therefore priced. Reasoning tokens are part of OUTPUT.
 
-    The last three are other ways to count a call that makes images, hears or speaks.
+    The last four are other ways to count a call that makes images or videos, hears or speaks.
     """
 
     INPUT = "input"
@@ -26,14 +27,16 @@ class Meter(StrEnum):
     IMAGES = "images"
     AUDIO_SECONDS = "audio_seconds"
     CHARACTERS = "characters"
+    VIDEO_SECONDS = "video_seconds"
 
 
 UNITS: Mapping[Meter, str] = MappingProxyType(
     {meter: "tokens" for meter in Meter}
-    | {Meter.IMAGES: "images", Meter.AUDIO_SECONDS: "seconds", Meter.CHARACTERS: "characters"}
+    | {Meter.IMAGES: "images", Meter.CHARACTERS: "characters"}
+    | {Meter.AUDIO_SECONDS: "seconds", Meter.VIDEO_SECONDS: "seconds"}
 )
 UNNAMED_TIERS = frozenset({"", "default", "standard"})
-BY_UNIT = frozenset({Meter.IMAGES, Meter.AUDIO_SECONDS, Meter.CHARACTERS})
+BY_UNIT = frozenset({Meter.IMAGES, Meter.AUDIO_SECONDS, Meter.CHARACTERS, Meter.VIDEO_SECONDS})
 
 
 class Basis(StrEnum):
@@ -65,6 +68,7 @@ class Usage:
     characters: int = 0
     cache_write_1h: int = 0
     tier: str = ""
+    video_seconds: int = 0
 
     @property
     def total(self) -> int:
@@ -90,6 +94,8 @@ class Usage:
             counted[Meter.AUDIO_SECONDS] = self.audio_seconds
         if self.characters:
             counted[Meter.CHARACTERS] = self.characters
+        if self.video_seconds:
+            counted[Meter.VIDEO_SECONDS] = self.video_seconds
         return counted
 
 
@@ -142,6 +148,7 @@ def usual_tokens(usage: Usage) -> int:
     return (
         usage.images * IMAGE_TOKENS
         + usage.audio_seconds * SECOND_TOKENS
+        + usage.video_seconds * VIDEO_SECOND_TOKENS
         + (usage.characters * TOKENS_PER_100_CHARACTERS + 99) // 100
     )
 

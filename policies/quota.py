@@ -15,7 +15,7 @@ from policies.scripts import Script, Scripts, Value
 from policies.tenants import Tenant
 
 FUNCTIONS = "quota_functions"  # other scripts of the same slot put them in front to settle on their way
-SPARE_S = 0.25  # of a deployment's bucket
+SPARE_S = 1.0  # of a deployment's bucket
 
 
 class Kind(StrEnum):

@@ -30,7 +30,7 @@ _TEXTS = (
     "correlation-id",
     "line",
 )
-_COUNTS = ("images", "audio_seconds", "characters")  # of an estimate, where there are any
+_COUNTS = ("images", "audio_seconds", "characters", "video_seconds")  # of an estimate, where there are any
 LARGEST = 10**13  # of any number in a header; as milliseconds, the year 2286
 
 

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from policies.deployments import Deployment
 from policies.pricing import Usage, usual_tokens
+from policies.videos import seconds
 from router import images, sounds, tokens
 
 MOST_IMAGES = 10  # that one call may ask for
@@ -63,10 +64,16 @@ def _transcription(body: Body, deployment: Deployment, read: int) -> Expected:
     return Expected(Usage(input=read + heard, output=seconds * TOKENS_PER_SECOND, audio_seconds=seconds))
 
 
+def _video(body: Body, deployment: Deployment, read: int) -> Expected:
+    usage = Usage(input=read, video_seconds=seconds(body, deployment.model))
+    return Expected(replace(usage, output=usual_tokens(Usage(video_seconds=usage.video_seconds))), read)
+
+
 _OF: Mapping[str, Callable[[Body, Deployment, int], Expected]] = MappingProxyType(
     {
         "/v1/embeddings": _embedding,
         "/v1/images/generations": _images,
+        "/v1/videos": _video,
         "/v1/audio/speech": _speech,
         "/v1/audio/transcriptions": _transcription,
     }

@@ -51,7 +51,7 @@ class Queue(StrEnum):
 class Estimate:
     """What a job may use at most, before it runs. `usd` is None where the price is unknown.
 
-    Images, seconds of audio and characters are another count of the same work.
+    Images, seconds of audio or video and characters are another count of the same work.
     """
 
     input_tokens: int
@@ -60,11 +60,20 @@ class Estimate:
     images: int = 0
     audio_seconds: int = 0
     characters: int = 0
+    video_seconds: int = 0
 
     @classmethod
     def of(cls, usage: Usage, usd: Decimal | None) -> "Estimate":
         """Of what it is expected to use."""
-        return cls(usage.input, usage.output, usd, usage.images, usage.audio_seconds, usage.characters)
+        return cls(
+            usage.input,
+            usage.output,
+            usd,
+            usage.images,
+            usage.audio_seconds,
+            usage.characters,
+            usage.video_seconds,
+        )
 
     @property
     def owed(self) -> Usage:
@@ -75,6 +84,7 @@ class Estimate:
             images=self.images,
             audio_seconds=self.audio_seconds,
             characters=self.characters,
+            video_seconds=self.video_seconds,
         )
 
     @property

@@ -8,6 +8,7 @@ from policies.deployments import Modality
 # What is wanted comes before what is carried, then the heaviest first.
 ORDER = (
     Modality.EMBEDDING,
+    Modality.VIDEO_GENERATION,
     Modality.IMAGE_GENERATION,
     Modality.SPEECH,
     Modality.VIDEO,
@@ -21,6 +22,7 @@ _ENDPOINTS: Mapping[str, Modality] = MappingProxyType(
     {
         "/v1/embeddings": Modality.EMBEDDING,
         "/v1/images/generations": Modality.IMAGE_GENERATION,
+        "/v1/videos": Modality.VIDEO_GENERATION,
         "/v1/audio/speech": Modality.SPEECH,
         "/v1/audio/transcriptions": Modality.AUDIO,
     }

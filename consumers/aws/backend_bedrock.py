@@ -4,7 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import structlog
 
 from consumers import whole
 from consumers.aws import bedrock_request
-from consumers.aws.bedrock_errors import BY_CODE, Meaning, Pressure, meaning, waiting
+from consumers.aws.bedrock_errors import BY_CODE, LONGEST_DETAIL, Meaning, Pressure, as_error, meaning, waiting
 from consumers.aws.bedrock_events import MALFORMED
 from consumers.aws.bedrock_limiter import Limiter
 from consumers.aws.bedrock_wire import Wire, tracing
@@ -29,9 +29,9 @@ from router.job import JSON, Job
 log = structlog.get_logger(__name__)
 
 CHAT = "/v1/chat/completions"
-LONGEST_DETAIL = 2000  # characters of Bedrock's own message
 PING_S = 20.0
 WARM_UP_S = 30.0
+PREPARED_AT_ONCE = 2  # requests: one is translated while another is signed, in a thread
 TAIL_S = 10.0  # how long usage may come after the finish reason; then it is estimated
 
 
@@ -45,6 +45,7 @@ class BedrockBackend:
     def __init__(self, session: aiohttp.ClientSession, limiter: Limiter) -> None:
         self._session = session
         self._limiter = limiter
+        self._preparing = asyncio.Semaphore(PREPARED_AT_ONCE)
 
     @classmethod
     @asynccontextmanager
@@ -86,9 +87,8 @@ class BedrockBackend:
         wire = Wire(self._session, deployment.timeouts)
         exchange: _Chat | _Whole
         if job.endpoint == CHAT:
-            exchange = _Chat(
-                wire, job, deployment, bedrock_request.chat(job, deployment, place, attempt=attempt), on_chunk
-            )
+            asked = bedrock_request.chat(job, deployment, place, attempt=attempt)
+            exchange = _Chat(wire, job, deployment, asked, on_chunk, self._preparing)
         else:
             exchange = _Whole(wire, job, deployment, place)
         try:
@@ -144,10 +144,17 @@ class _Chat:
     """One chat: what is sent, what has come, and until when more must come."""
 
     def __init__(
-        self, wire: Wire, job: Job, deployment: Deployment, asked: bedrock_request.Asked, on_chunk: OnChunk | None
+        self,
+        wire: Wire,
+        job: Job,
+        deployment: Deployment,
+        asked: bedrock_request.Asked,
+        on_chunk: OnChunk | None,
+        preparing: asyncio.Semaphore,
     ) -> None:
         self.first_token_s: float | None = None
         self._wire = wire
+        self._preparing = preparing
         self._timeouts = deployment.timeouts
         self._asked = asked
         self._on_chunk = on_chunk
@@ -179,11 +186,12 @@ class _Chat:
             raise self._late("total", self._timeouts.total) from error
 
     async def _answer(self) -> Answer:
-        stream = await self._asked_for(litellm.acompletion(**self._asked.arguments, client=self._wire))
+        stream = await self._asked_for(self._stream())
         pieces = aiter(stream)
-        while (chunk := await self._asked_for(anext(pieces, None))) is not None:
-            await self._take(chunk)
         events = self._wire.events
+        # Its last piece litellm only makes to count and log the whole answer once more: half of what a call costs here.
+        while not self._is_whole and (chunk := await self._asked_for(anext(pieces, None))) is not None:
+            await self._take(chunk)
         if events.fault is not None:
             raise self._failed(
                 meaning(events.fault.code, None, events.fault.message), events.fault.code, events.fault.message
@@ -196,6 +204,21 @@ class _Chat:
         if self._on_chunk is not None and self._asked.wants_usage:
             await self._on_chunk(self._gathered.usage_chunk())
         return Answer(self._gathered.completion(), self.spent)
+
+    async def _stream(self) -> Any:
+        """Prepared in their order: each takes milliseconds, and of many that begin at once all would be sent late.
+
+        Bedrock counts a call when it comes, and would then gain less in the meantime than our own count of its quota.
+        """
+        await self._preparing.acquire()
+        with ExitStack() as turn:
+            turn.callback(self._preparing.release)
+            self._wire.when_asked = turn.close
+            return await litellm.acompletion(**self._asked.arguments, client=self._wire)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._gathered.is_finished and self._wire.events.usage is not None
 
     async def _asked_for(self, step: Awaitable[Any]) -> Any:
         name, seconds, since = self._awaited()
@@ -333,15 +356,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _error(found: Meaning, code: str, message: str, usage: Usage) -> BackendError:
     if found.pause_s is not None:  # the operator's to mend: no such message holds what a client wrote
         log.error("bedrock_refuses_all", code=code, said=message[:LONGEST_DETAIL])
-    return BackendError(
-        found.failure,
-        (found.is_clients and message[:LONGEST_DETAIL]) or found.detail,
-        code=code,
-        usage=usage,
-        retry_after=found.retry_after,
-        most_tries=found.tries,
-        pause_s=found.pause_s,
-    )
+    return as_error(found, code, message, usage)
 
 
 def _pressure(error: BackendError) -> Pressure:

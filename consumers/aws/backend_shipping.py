@@ -1,7 +1,7 @@
 """Lets jobs that can wait go out together, as batch jobs of Bedrock at its batch price; all others are called live.
 
 In front of the backend that calls live. A job goes out in its first attempt: what comes back from a batch job, or
-waited too long for others, is called live in its next.
+waited too long for others, is called live in its next. Videos, which no live call makes, are collected as well.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from consumers.aws.bedrock_jobs import BedrockJobs
 from consumers.aws.sagemaker_clients import THREADS
 from consumers.aws.shipments import How, Phase, Shipments, record_of
 from consumers.aws.shipper import POLL_S, Shipper, Told
+from consumers.aws.videos import Videos
 from consumers.backend import (
     Answer,
     Backend,
@@ -43,6 +44,7 @@ log = structlog.get_logger(__name__)
 LOOK_S = 1.0  # between two rounds in which nothing was over
 SOONEST_CHECK_S, LATEST_CHECK_S = 1.0, 600.0  # whether a deadline has come near
 AWAY_S = 1.0
+VIDEOS = "/v1/videos"
 
 
 class ShippingBackend:
@@ -57,10 +59,12 @@ class ShippingBackend:
         shipments: Shipments,
         shipper: Shipper,
         asked: AskedJobs,
+        videos: Videos,
         *,
         look_s: float = LOOK_S,
     ) -> None:
         self._live = live
+        self._videos = videos
         self._places = live if isinstance(live, PlacedBackend) else None
         self._shipments = shipments
         self._shipper = shipper
@@ -79,12 +83,13 @@ class ShippingBackend:
         look_s: float = LOOK_S,
         poll_s: float = POLL_S,
     ) -> AsyncGenerator["ShippingBackend"]:
-        """For those of the deployments that ship. `poll_s` is how often AWS is asked how far a batch job is."""
+        """For these deployments. `poll_s` is how often AWS is asked how far a batch job or a video is."""
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="bedrock-jobs")
         shipments = Shipments(scripts)
         shipper = Shipper(shipments, BedrockJobs(threads), asked, tuple(deployments.values()), poll_s=poll_s)
         try:
-            yield cls(live, shipments, shipper, asked, look_s=look_s)
+            videos = Videos(threads, asked, poll_s=poll_s)
+            yield cls(live, shipments, shipper, asked, videos, look_s=look_s)
         finally:
             shipper.close()
             threads.shutdown(wait=False, cancel_futures=True)
@@ -93,6 +98,8 @@ class ShippingBackend:
         self, job: Job, deployment: Deployment, *, attempt: int, on_chunk: OnChunk | None, so_far: SoFar
     ) -> Answer | Submitted:
         """Let it wait for others, if it can; else the live call."""
+        if job.endpoint == VIDEOS:
+            return await self._videos.call(job, deployment, attempt=attempt)
         if _can_wait(job, deployment, attempt) and await self._joins(job, deployment, attempt):
             return _submitted(job, deployment, attempt)
         if self._live is None:
@@ -105,6 +112,8 @@ class ShippingBackend:
 
     async def recover(self, job: Job, deployment: Deployment, *, attempt: int) -> Submitted | None:
         """A job that could wait when its process died: it waits still, or from now on."""
+        if job.endpoint == VIDEOS:
+            return await self._videos.recover(job, deployment, attempt=attempt)
         if deployment.shipping is None:
             return None
         while True:
@@ -123,6 +132,8 @@ class ShippingBackend:
         self, job: Job, deployment: Deployment, reference: str, *, attempt: int
     ) -> Answer | Pending | Returned:
         """What its batch job made of it; or back with it, where that failed or the deadline is near."""
+        if job.endpoint == VIDEOS:
+            return await self._videos.collect(job, deployment, reference, attempt=attempt)
         told = self._shipper.told.get(reference)
         if told is None:
             return await self._unless_urgent(job, deployment, reference)
@@ -138,7 +149,12 @@ class ShippingBackend:
         return answer
 
     async def abandon(self, job: Job, deployment: Deployment, reference: str) -> Usage | None:
-        """It leaves; a batch job in which nobody is left is stopped. What is in one already may be billed."""
+        """It leaves; a batch job in which nobody is left is stopped. What is in one already may be billed.
+
+        A video is made to its end, and billed.
+        """
+        if job.endpoint == VIDEOS:
+            return None
         try:
             _, phase = await self._shipments.look(deployment.name, reference)
             await self._shipments.leave(deployment.name, reference, How.CANCELLED)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
+from consumers.backend import BackendError
+from policies.pricing import Usage
 from policies.retries import Failure
 
 
@@ -46,6 +48,7 @@ class Meaning:
 SETTINGS_S = 60.0  # how soon it is looked at again whether a permission or a model is there now
 QUOTA_S = 300.0  # the same of a quota that minutes or hours give back
 NOT_READY_S = 15.0
+LONGEST_DETAIL = 2000  # characters of Bedrock's own message
 
 _THROTTLED = Meaning(Failure.THROTTLED, "Bedrock says that calls come too fast", Pressure.MUCH)
 _OUT_OF_QUOTA = Meaning(Failure.THROTTLED, "the account's quota at Bedrock is used up", pause_s=QUOTA_S)
@@ -122,3 +125,16 @@ def waiting(found: Meaning, retry_after: float | None) -> Meaning:
     if retry_after is None:
         return found
     return replace(found, retry_after=max(retry_after, found.retry_after or 0.0))
+
+
+def as_error(found: Meaning, code: str, message: str = "", usage: Usage | None = None) -> BackendError:
+    """What a caller of a backend is told."""
+    return BackendError(
+        found.failure,
+        (found.is_clients and message[:LONGEST_DETAIL]) or found.detail,
+        code=code,
+        usage=usage,
+        retry_after=found.retry_after,
+        most_tries=found.tries,
+        pause_s=found.pause_s,
+    )

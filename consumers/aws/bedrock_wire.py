@@ -6,7 +6,7 @@ was closed under it.
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +26,10 @@ LONGEST_NAME = 100  # characters of a code
 
 
 class Wire(AsyncHTTPHandler):  # type: ignore[misc]
-    """`fault` is Bedrock's own error, `refusal` why there is none and no answer either. Closed by whoever made it."""
+    """`fault` is Bedrock's own error, `refusal` why there is none and no answer either. Closed by whoever made it.
+
+    `when_asked` is called when litellm is done with the request, and nothing of it was sent yet.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, timeouts: Timeouts) -> None:
         self._client = None  # litellm's; there is none
@@ -35,6 +38,7 @@ class Wire(AsyncHTTPHandler):  # type: ignore[misc]
         self._timeouts = timeouts
         self._response: aiohttp.ClientResponse | None = None
         self.events = Events()
+        self.when_asked: Callable[[], None] | None = None
         self.is_asked = False
         self.is_sent = False
         self.status: int | None = None
@@ -53,6 +57,8 @@ class Wire(AsyncHTTPHandler):  # type: ignore[misc]
         """Send it. Raises httpx' errors, as litellm expects; what was wrong is then found here."""
         request = httpx.Request("POST", url)
         self.is_asked = True
+        if self.when_asked is not None:
+            self.when_asked()
         try:
             self._response = response = await self._session.post(
                 url,

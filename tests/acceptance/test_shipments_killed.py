@@ -19,7 +19,7 @@ from tests.aws import CREDENTIALS, REGION, controlled
 from tests.doubles import OpenAIDouble, aws_double
 from tools.kafka.broker import free_ports
 
-LINES = int(os.environ.get("POINTSMAN_TEST_SHIPPED", "150"))
+LINES = int(os.environ.get("POINTSMAN_TEST_SHIPPED", "500"))
 MODEL = "amazon.nova-micro-v1:0"
 ROLE = "arn:aws:iam::123456789012:role/batch"
 DONE_S = 120.0
@@ -37,7 +37,7 @@ def aws(upstream: OpenAIDouble) -> Iterator[str]:
 
 @pytest.fixture
 def ours(tmp_path: Path, aws: str) -> Iterator[Pointsman]:
-    shipping = {"role": ROLE, "place": "s3://ours/shipped", "min_records": 10, "quiet_s": 8.0}
+    shipping = {"role": ROLE, "place": "s3://ours/shipped", "min_records": 10, "quiet_s": 5.0}
     deployment = {
         "backend": "bedrock",
         "model": MODEL,
@@ -91,7 +91,6 @@ async def test_a_killed_collector_loses_nothing_makes_no_second_batch_job_and_ha
     usd, usd_live = (sum(Decimal(each[name]) for each in shipments) for name in ("usd", "usd_live"))
     rows = [json.loads(row) for row in ours.command("costs", "--by", "tenant", *_json(ours)).splitlines()]
     assert sum(Decimal(row["usd"]) for row in rows) == usd == usd_live / 2 > 0
-    print(f"{usd} dollars, live {usd_live}")
 
 
 def _line(number: int) -> dict[str, Any]:

@@ -366,6 +366,15 @@ async def test_images_documents_tools_schemas_and_cache_points_reach_bedrock_fie
     assert second["inferenceConfig"]["maxTokens"] == 64
 
 
+async def test_of_many_calls_that_begin_at_once_the_first_is_sent_first(place: Place) -> None:
+    """Else all of them are sent late, and the provider's buckets have gained less by then than ours."""
+    await asyncio.gather(*(place.call(f"call {n:02}") for n in range(30)))
+
+    texts = [call["request"]["messages"][0]["content"][0]["text"] for call in place.record()]
+    assert len(texts) == 30
+    assert all(abs(int(text.removeprefix("call ")) - arrived) <= 4 for arrived, text in enumerate(texts))
+
+
 async def test_a_tools_call_comes_back_as_openais(place: Place) -> None:
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 

@@ -120,6 +120,23 @@ COMPLETION = an_object(
     }
 )
 _READ_AND_MADE = {"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT}
+VIDEO = an_object(
+    {
+        "id": _id(render.VIDEO),
+        "object": {"const": "video"},
+        "created_at": MOMENT,
+        "completed_at": maybe(MOMENT),
+        "expires_at": maybe(MOMENT),
+        "status": a_choice(("queued", "in_progress", "completed", "failed")),
+        "progress": COUNT,
+        "model": TEXT,
+        "prompt": maybe(TEXT),
+        "seconds": TEXT,
+        "size": maybe(TEXT),
+        "remixed_from_video_id": {"type": "null"},
+        "error": maybe(an_object({"code": maybe(TEXT), "message": maybe(TEXT)})),
+    }
+)
 RESPONSE = an_object(
     {
         "id": _id("resp_"),
@@ -239,6 +256,8 @@ SCHEMAS = {
     "DeletedJob": _deleted("job.deleted", render.JOB),
     "ChatCompletion": COMPLETION,
     "Response": RESPONSE,
+    "Video": VIDEO,
+    "DeletedVideo": _deleted("video.deleted", render.VIDEO),
     "InputItem": INPUT_ITEM,
     "InputItemPage": _page("InputItem"),
     "DeletedResponse": _deleted("response", "resp_"),

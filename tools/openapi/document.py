@@ -98,6 +98,27 @@ def _paths() -> dict[str, dict[str, Operation]]:
         "/v1/images/generations": {
             "post": _makes_job("createImages", "Images.", _json("ImagesRequest"), _ok(_json("Images")))
         },
+        "/v1/videos": {
+            "post": _makes_job(
+                "createVideo",
+                "A video, as it is queued: nobody waits for it.",
+                _json("VideoRequest") | {FORM: {"schema": ref("VideoRequest")}},
+                _ok(_json("Video")),
+            )
+        },
+        "/v1/videos/{id}": {
+            "get": _reads("getVideo", "The video as it is now.", JOB_ID, _ok(_json("Video"))),
+            "delete": _reads("deleteVideo", "Forgets one that has ended.", JOB_ID, _ok(_json("DeletedVideo"))),
+        },
+        "/v1/videos/{id}/content": {
+            "get": _reads(
+                "getVideoContent",
+                "What was made; 409 until it is there.",
+                JOB_ID,
+                _ok({"*/*": {"schema": BINARY}}),
+                _query("variant", a_choice(("video",))),
+            )
+        },
         "/v1/audio/speech": {
             "post": _makes_job("createSpeech", "Speech.", _json("SpeechRequest"), _ok({"*/*": {"schema": BINARY}}))
         },

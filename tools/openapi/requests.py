@@ -259,6 +259,18 @@ IMAGES = an_object(
         "output_format": a_choice(("png", "jpeg", "webp")),
     },
 )
+VIDEO = an_object(
+    {"model": MODEL, "prompt": a_text(openai_media.MAX_PROMPT)},
+    {
+        **OF_JOBS,
+        "stream": NO_STREAM,
+        "seconds": any_of(
+            an_integer(1, openai_media.MAX_VIDEO_S), {"type": "string", "pattern": "^([1-9][0-9]?|1[01][0-9]|120)$"}
+        ),
+        "size": {"type": "string", "pattern": "^[1-9][0-9]{1,4}x[1-9][0-9]{1,4}$"},
+        "input_reference": {"type": "null"},
+    },
+)
 SPEECH = an_object(
     {
         "model": MODEL,
@@ -338,6 +350,7 @@ SCHEMAS = {
     "ResponseRequest": RESPONSE,
     "EmbeddingsRequest": EMBEDDINGS,
     "ImagesRequest": IMAGES,
+    "VideoRequest": VIDEO,
     "SpeechRequest": SPEECH,
     "TranscriptionForm": TRANSCRIPTION,
     "FileForm": FILE,

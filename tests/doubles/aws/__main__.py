@@ -4,7 +4,8 @@
 
 prints `double listening on http://127.0.0.1:PORT` and ends when its standard input does. What moto does well (S3, SQS,
 SNS, CloudWatch, Application Auto Scaling, SageMaker's control plane) is moto's. What is added is described where it
-is: `sagemaker.py`, `bedrock.py`, `bedrock_batches.py`. Tests set and read it under `/double/...` of the same port.
+is: `sagemaker.py`, `bedrock.py`, `bedrock_batches.py`, `bedrock_videos.py`. Tests set and read it under `/double/...`
+of the same port.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from werkzeug.serving import make_server
 from tests.doubles.aws import sagemaker
 from tests.doubles.aws.bedrock import Bedrock
 from tests.doubles.aws.bedrock_batches import Batches
+from tests.doubles.aws.bedrock_videos import AsyncInvokes
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -36,6 +38,7 @@ class _App:
         self.double: sagemaker.Double | None = None
         self.bedrock = Bedrock()
         self.batches = Batches()
+        self.videos = AsyncInvokes(self.bedrock)
         self._moto = DomainDispatcherApplication(create_backend_app)
 
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
@@ -44,6 +47,8 @@ class _App:
             return self.bedrock(environ, start_response)
         if self.batches.takes(environ):
             return self.batches(environ, start_response)
+        if self.videos.takes(environ):
+            return self.videos(environ, start_response)
         if not path.startswith(CONTROL):
             answer: Iterable[bytes] = self._moto(environ, self._without_list(environ, start_response))
             return answer
@@ -56,6 +61,8 @@ class _App:
                 told = self.bedrock.control(where.removeprefix("bedrock/"), given)
             elif where.startswith("batches/"):
                 told = self.batches.control(where.removeprefix("batches/"), given)
+            elif where.startswith("videos/"):
+                told = self.videos.control(where.removeprefix("videos/"), given)
             else:
                 told = self.double.control(where, given)
             status, body = "200 OK", json.dumps(told).encode()

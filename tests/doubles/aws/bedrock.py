@@ -233,7 +233,7 @@ class Bedrock:
 
     def _invoked(self, call: Call, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Titan's embeddings, and Nova Canvas' pictures: without a model behind, by the length of what is asked."""
-        knobs = self._allowed(call).knobs
+        knobs = self.allowed(call.model).knobs
         if "inputText" in asked:
             text = asked["inputText"]
             vector = [len(text) / 1000] * asked.get("dimensions", 1024)
@@ -244,21 +244,19 @@ class Bedrock:
 
     def _answer(self, call: Call, asked: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """The events of a stream: name and value."""
-        model = self._allowed(call)
+        model = self.allowed(call.model)
         most = asked.get("inferenceConfig", {}).get("maxTokens", model.knobs.most_output)
         call.input = ceil(sum(map(_letters, asked["messages"])) / CHARACTERS_PER_TOKEN)
         _admit(model, call.input + most)
         return _converse(model, call, asked, most)
 
-    def _allowed(self, call: Call) -> Model:
-        """The model, unless its calls are refused."""
-        if call.model.startswith("err."):
-            raise Refused(call.model.removeprefix("err."), "the double was told to")
-        model = self._models.get(call.model)
+    def allowed(self, name: str) -> Model:
+        """The model of that name, unless its calls are refused."""
+        if name.startswith("err."):
+            raise Refused(name.removeprefix("err."), "the double was told to")
+        model = self._models.get(name)
         if model is None:
-            raise Refused(
-                "ResourceNotFoundException", f"the double has no model {call.model}: POST /double/bedrock/model"
-            )
+            raise Refused("ResourceNotFoundException", f"the double has no model {name}: POST /double/bedrock/model")
         knobs = model.knobs
         with model.lock:
             if knobs.error and knobs.errors != 0:

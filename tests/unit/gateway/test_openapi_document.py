@@ -33,6 +33,7 @@ JSON_BODIES = {
     "/v1/responses": "ResponseRequest",
     "/v1/embeddings": "EmbeddingsRequest",
     "/v1/images/generations": "ImagesRequest",
+    "/v1/videos": "VideoRequest",
     "/v1/audio/speech": "SpeechRequest",
 }
 LEAST: Mapping[str, dict[str, Any]] = {
@@ -40,6 +41,7 @@ LEAST: Mapping[str, dict[str, Any]] = {
     "/v1/responses": {"model": "auto", "input": "Hello"},
     "/v1/embeddings": {"model": "auto", "input": "Hello"},
     "/v1/images/generations": {"model": "auto", "prompt": "Hello"},
+    "/v1/videos": {"model": "auto", "prompt": "Hello"},
     "/v1/audio/speech": {"model": "auto", "input": "Hello", "voice": "alloy"},
     "/v1/audio/transcriptions": {"model": "auto", "file": b"RIFF\0\0\0\0WAVEfmt "},
 }

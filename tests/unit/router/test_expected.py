@@ -22,6 +22,7 @@ ENDPOINTS = (
     "/v1/chat/completions",
     "/v1/embeddings",
     "/v1/images/generations",
+    "/v1/videos",
     "/v1/audio/speech",
     "/v1/audio/transcriptions",
 )
@@ -32,7 +33,7 @@ def of(endpoint: str, body: dict[str, object]) -> Usage:
     return expected(endpoint, body, DEPLOYMENT, read=tokens.estimate_input(body)).usage
 
 
-@given(st.sampled_from(ENDPOINTS), st.dictionaries(st.sampled_from(["input", "messages", "file", "n", "size"]), JSON))
+@given(st.sampled_from(ENDPOINTS), st.dictionaries(st.sampled_from(["input", "messages", "file", "n", "size", "seconds"]), JSON))
 def test_whatever_the_body_something_is_reserved_and_not_more_than_the_ceiling(
     endpoint: str, body: dict[str, object]
 ) -> None:
@@ -48,6 +49,27 @@ def test_images_are_counted_and_larger_ones_cost_more_tokens() -> None:
 
     assert small.images == large.images == 3
     assert small.output < large.output
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "seconds"),
+    [
+        ("amazon.nova-reel-v1:1", None, 6),
+        ("luma.ray-v2:0", None, 5),
+        ("unknown", None, 6),
+        ("amazon.nova-reel-v1:1", "12", 12),
+        ("amazon.nova-reel-v1:1", 18, 18),
+    ],
+)
+def test_a_video_is_counted_in_seconds_those_of_its_model_where_nobody_says(
+    model: str, asked: object, seconds: int
+) -> None:
+    deployment = replace(DEPLOYMENT, model=model)
+
+    usage = expected("/v1/videos", {"prompt": "a cat", "seconds": asked}, deployment, read=3).usage
+
+    assert (usage.video_seconds, usage.input) == (seconds, 3)
+    assert usage.output == usual_tokens(Usage(video_seconds=seconds)) > 0
 
 
 def test_speech_is_counted_in_characters_and_in_the_seconds_that_they_take() -> None:

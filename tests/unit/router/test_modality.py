@@ -35,6 +35,7 @@ def test_a_part_says_what_a_chat_carries(kinds: tuple[str, ...], expected: Modal
     [
         ("/v1/embeddings", Modality.EMBEDDING),
         ("/v1/images/generations", Modality.IMAGE_GENERATION),
+        ("/v1/videos", Modality.VIDEO_GENERATION),
         ("/v1/audio/speech", Modality.SPEECH),
         ("/v1/audio/transcriptions", Modality.AUDIO),
     ],

@@ -1,0 +1,114 @@
+"""The official SDK's videos against `pointsman up`, whose collector is killed: through a DOUBLE of AWS."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import boto3
+import openai
+import pytest
+
+from router import sounds
+from tests.acceptance.processes import Pointsman, Process, is_alive, kill, pointsman, until
+from tests.aws import CREDENTIALS, REGION, controlled
+from tests.doubles import aws_double
+from tools.kafka.broker import free_ports
+
+MODEL = "amazon.nova-reel-v1:1"
+DONE_S = 60.0
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning"),  # OpenAI's own videos end; the calls stay
+]
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pointsman, Process, str]]:
+    folder = tmp_path_factory.mktemp("videos")
+    keys = {name.lower(): value for name, value in CREDENTIALS.items()}
+    with aws_double() as aws:
+        controlled(aws, "bedrock/model", {"model": MODEL})
+        boto3.client("s3", endpoint_url=aws, region_name=REGION, **keys).create_bucket(Bucket="films")
+        deployment = {
+            "backend": "bedrock",
+            "model": MODEL,
+            "tier": "light",
+            "modalities": ["video_generation"],
+            "price": MODEL,
+            "bedrock": {"region": REGION, "aws_url": aws, "videos": "s3://films/ours"},
+        }
+        settings = {"deployments": {"reel": deployment}, "tenants": {"default": {}}}
+        with pointsman(folder, settings, POINTSMAN_WORKER__LEASE_S="2", **CREDENTIALS) as ours:
+            [port] = free_ports(1)
+            yield ours, asyncio.run(ours.up(port).ready()), aws
+
+
+async def test_the_sdk_makes_looks_at_fetches_and_deletes_a_video_whose_collector_is_killed_once(
+    up: tuple[Pointsman, Process, str],
+) -> None:
+    ours, process, aws = up
+    controlled(aws, "videos/model", {"model": MODEL, "hold": True})
+    async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0) as sdk:
+        made = await sdk.videos.create(model="reel", prompt="A cat on a roof", seconds="12", size="1280x720")
+        await until(lambda: len(_calls(aws)) == 1, "Bedrock has been asked", within=DONE_S)
+        with pytest.raises(openai.ConflictError):
+            await sdk.videos.download_content(made.id)
+        [collector] = [pid for pid, command in ours.children(process).items() if "serve collector" in command]
+        kill(collector)
+        await until(lambda: not is_alive(collector), "it is gone", within=10)
+        controlled(aws, "videos/model", {"model": MODEL, "hold": False})
+        done = await _ended(sdk, made.id)
+        film = (await sdk.videos.download_content(made.id)).content
+        job: Any = await sdk.get(f"/jobs/{made.id}", cast_to=object)
+        deleted = await sdk.videos.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await sdk.videos.retrieve(made.id)
+
+    assert (made.status, made.progress, made.object, made.model) == ("queued", 0, "video", "reel")
+    assert (made.prompt, made.seconds, made.size) == ("A cat on a roof", "12", "1280x720")
+    assert (done.status, done.progress, done.error) == ("completed", 100, None)
+    assert (done.prompt, done.seconds, done.size, done.created_at) == (
+        made.prompt,
+        made.seconds,
+        made.size,
+        made.created_at,
+    )
+    assert sounds.seconds(film[: sounds.HEAD], len(film)) == 12
+    assert job["result"]["media_type"] == "video/mp4"
+    assert Decimal(job["pointsman"]["usd"]) == 12 * Decimal("0.08")
+    assert [(each["starts"], each["status"]) for each in _calls(aws)] == [(1, "Completed")]
+    assert deleted.deleted
+
+
+async def test_what_no_model_can_make_is_refused_at_once_or_said_on_the_video(
+    up: tuple[Pointsman, Process, str],
+) -> None:
+    ours, process, _ = up
+    async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0) as sdk:
+        with pytest.raises(openai.BadRequestError) as file:
+            await sdk.videos.create(model="reel", prompt="A cat", input_reference=("a.png", b"\x89PNG\r\n\x1a\n"))
+        with pytest.raises(openai.BadRequestError) as length:
+            await sdk.videos.create(model="reel", prompt="A cat", seconds="soon")  # type: ignore[arg-type]
+        made = await sdk.videos.create(model="reel", prompt="A cat", seconds="8")
+        ended = await _ended(sdk, made.id)
+
+    assert (file.value.param, length.value.param) == ("input_reference", "seconds")
+    assert ended.status == "failed"
+    assert ended.error is not None and "seconds must be one of 6, 12" in ended.error.message
+
+
+async def _ended(sdk: openai.AsyncOpenAI, video: str) -> Any:
+    ends = time.monotonic() + DONE_S
+    while (found := await sdk.videos.retrieve(video)).status not in ("completed", "failed"):
+        assert time.monotonic() < ends, found
+        await asyncio.sleep(0.1)
+    return found
+
+
+def _calls(aws: str) -> list[Any]:
+    found: list[Any] = controlled(aws, "videos/record")
+    return found
