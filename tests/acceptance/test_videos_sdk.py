@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import boto3

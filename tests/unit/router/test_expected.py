@@ -1,5 +1,6 @@
 """What a job of each endpoint may use, before it runs: quota, window and dollars follow from it."""
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -33,7 +34,10 @@ def of(endpoint: str, body: dict[str, object]) -> Usage:
     return expected(endpoint, body, DEPLOYMENT, read=tokens.estimate_input(body)).usage
 
 
-@given(st.sampled_from(ENDPOINTS), st.dictionaries(st.sampled_from(["input", "messages", "file", "n", "size", "seconds"]), JSON))
+@given(
+    st.sampled_from(ENDPOINTS),
+    st.dictionaries(st.sampled_from(["input", "messages", "file", "n", "size", "seconds"]), JSON),
+)
 def test_whatever_the_body_something_is_reserved_and_not_more_than_the_ceiling(
     endpoint: str, body: dict[str, object]
 ) -> None:
