@@ -9,6 +9,8 @@ TESTS_AT_ONCE ?= 3
 BIN := .venv/bin
 GO := $(shell command -v go 2>/dev/null)
 MAVEN := $(shell command -v mvn 2>/dev/null)
+APT := $(shell command -v apt-get 2>/dev/null)
+PROMTOOL := $(shell command -v promtool 2>/dev/null)
 UV_FOUND := $(shell command -v uv 2>/dev/null)
 UV := $(or $(UV_FOUND),.tools/uv/bin/uv)
 INSTALL := $(UV) --quiet pip
@@ -20,7 +22,7 @@ COMPILE := $(UV) --quiet --no-config pip compile --universal --generate-hashes -
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test unit check format kafka kafka-stop openapi chart-schema lock clean
+.PHONY: help demo test unit check format kafka kafka-stop openapi boards chart-schema lock clean
 
 help:
 	@echo 'make demo               a real model through the whole path'
@@ -30,13 +32,14 @@ help:
 	@echo 'make kafka [BROKERS=3]  start Kafka from its jars; make kafka-stop ends it'
 	@echo 'make openapi            write gateway/openapi.json anew'
 	@echo 'make chart-schema       write the schema of the Helm chart anew'
+	@echo 'make boards             write the boards for Grafana anew'
 	@echo 'make lock [UPGRADE=1]   pin again: exact versions and hashes, no registry address in the file'
 	@echo 'make clean              remove the environments, the tools and the caches'
 
 demo: .venv-demo/.locked
 	@.venv-demo/bin/python examples/demo.py
 
-test: check .venv-media/.locked .venv-ministack/.locked tests/node/node_modules/.locked $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched)) $(if $(GO),.tools/compose-check)
+test: check .venv-media/.locked .venv-ministack/.locked tests/node/node_modules/.locked $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched)) $(if $(GO),.tools/compose-check) $(if $(APT)$(PROMTOOL),.tools/prometheus/promtool)
 	@$(BIN)/pytest -m 'not alone' --ignore tests/chart --numprocesses $(TESTS_AT_ONCE) --dist loadfile
 	@$(BIN)/pytest -m alone --ignore tests/chart
 
@@ -65,12 +68,16 @@ openapi: .venv/.locked
 chart-schema: .venv/.locked
 	@$(BIN)/python -m tools.chart
 
+boards: .venv/.locked
+	@$(BIN)/python -m tools.boards
+
 lock: $(if $(UV_FOUND),,.tools/uv/bin/uv)
 	@$(COMPILE) pyproject.toml -o requirements/base.txt >/dev/null
 	@$(COMPILE) pyproject.toml -c requirements/base.txt --group dev -o requirements/dev.txt >/dev/null
 	@$(COMPILE) pyproject.toml -c requirements/dev.txt --extra demo -o requirements/demo.txt >/dev/null
 	@$(COMPILE) pyproject.toml -c requirements/base.txt --extra bedrock -o requirements/bedrock.txt >/dev/null
 	@$(COMPILE) pyproject.toml -c requirements/base.txt --extra sagemaker -o requirements/sagemaker.txt >/dev/null
+	@$(COMPILE) pyproject.toml -c requirements/base.txt -c requirements/dev.txt --extra otel -o requirements/otel.txt >/dev/null
 	@$(COMPILE) -c requirements/dev.txt --group build -o requirements/build.txt >/dev/null
 	@$(COMPILE) --no-deps requirements/model.in -o requirements/model.txt >/dev/null
 	@$(COMPILE) requirements/media.in -c requirements/dev.txt -o requirements/media.txt >/dev/null
@@ -142,6 +149,16 @@ tests/node/node_modules/.locked: tests/node/package.json tests/node/package-lock
 	@echo 'fetching Kafka'
 	@rm -f $@
 	@$(PYTHON) -m tools.kafka fetch
+
+# Debian's package, unpacked and not installed. Its lists are fetched where there are none, which wants root.
+.tools/prometheus/promtool:
+	@mkdir -p $(@D)
+	@if [ -n '$(PROMTOOL)' ]; then ln -sf $(PROMTOOL) $$(command -v prometheus) $(@D)/; else \
+		echo 'fetching Prometheus' && cd $(@D) && \
+		{ apt-get download --quiet=2 prometheus 2>/dev/null || \
+			{ apt-get update --quiet=2 && apt-get download --quiet=2 prometheus; }; } && \
+		dpkg-deb --extract prometheus_*.deb unpacked && mv unpacked/usr/bin/prom* . && rm -rf unpacked prometheus_*.deb; fi
+	@touch $@
 
 .tools/compose-check: tools/compose/go.mod tools/compose/go.sum
 	@echo 'building the Compose checker'

@@ -5,6 +5,7 @@ it, `following.py` decides what follows an answer or a failure, `concluding.py` 
 """
 
 from collections.abc import Awaitable
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -22,6 +23,9 @@ from router.job import Job
 from router.outbox import reservation_id
 
 log = structlog.get_logger(__name__)
+
+if TYPE_CHECKING:
+    from router.traces import Traces
 
 UNKNOWN_DEPLOYMENT_S = 30.0
 
@@ -54,7 +58,8 @@ class Attempt(Means):
         running = self._running(job, owner, tally, deployment, claim)
         following = Following(self, running, Concluding(self, running))
         hand_off = HandOff(self, running, following)
-        return await self._watched(following, Calling(self, running, following, hand_off, call).run(claim))
+        steps = Calling(self, running, following, hand_off, call).run(claim)
+        return await self._watched(following, steps if self.traces is None else _traced(self.traces, running, steps))
 
     async def collect(self, job: Job, owner: str, submission: Submission, tally: Tally) -> Outcome:
         """What became of a job that a backend has. `Later` after a failure: its record is to go on the log again."""
@@ -95,4 +100,12 @@ class Attempt(Means):
                     self.places.leave_place(running.job, running.deployment, attempt=running.number)
         if not isinstance(outcome, HandedOff):
             following.concluding.tell_gate()
+        return outcome
+
+
+async def _traced(traces: "Traces", running: Running, steps: Awaitable[Outcome]) -> Outcome:
+    with traces.running(running.job, running.number) as span:
+        running.traceparent = span.traceparent
+        outcome = await steps
+        span.note(outcome=type(outcome).__name__.lower())
         return outcome

@@ -60,6 +60,7 @@ class AttemptMeters:
         self._verdicts = Counter(
             "pointsman_quota_verdicts_total", "What the limits said", ["verdict", "limit"], registry=registry
         )
+        self._verdicts.labels("exhausted", "usd_per_month")  # an alert watches it
         self._duplicates = Counter(
             "pointsman_duplicates_avoided_total", "Records of jobs that were over, or run elsewhere", registry=registry
         )

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from consumers.backend import Answer, BackendError, OnChunk, PlacedBackend, SoFar, Submitted
 from consumers.following import Following
@@ -21,6 +22,9 @@ from router.conversations import ConversationLostError
 from router.job import Job, JobState
 from router.payloads import PayloadLostError, PayloadUnavailableError
 from router.responses import UntranslatableError
+
+if TYPE_CHECKING:
+    from router.traces import Traces
 
 LONGEST_WAIT_S = 600.0  # then quotas and settings are looked at again
 
@@ -250,10 +254,23 @@ class Calling:
         deployment = await self.means.onward.patient(job, running.deployment)
         call = self.call or self.means.backend.call
 
-        async def upstream() -> Answer | Submitted:
-            return await call(job, deployment, attempt=running.number, on_chunk=on_chunk, so_far=so_far)
+        async def upstream(asked: Job) -> Answer | Submitted:
+            return await call(asked, deployment, attempt=running.number, on_chunk=on_chunk, so_far=so_far)
 
-        task = asyncio.create_task(upstream())
+        async def traced(traces: "Traces", parent: str) -> Answer | Submitted:
+            with traces.calling(job, deployment, parent) as span:
+                try:
+                    answer = await upstream(replace(job, traceparent=span.traceparent))
+                except BackendError as error:
+                    span.failed(error.failure)
+                    raise
+                if isinstance(answer, Answer):
+                    span.used(answer.usage)
+                return answer
+
+        traces, parent = self.means.traces, running.traceparent
+        steps = upstream(job) if traces is None or parent is None else traced(traces, parent)
+        task = asyncio.create_task(steps)
         running.call = task
         if running.stop is not None:
             task.cancel()

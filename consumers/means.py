@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -30,6 +30,9 @@ from router.log import LogUnavailableError
 from router.outbox import Outbox
 from router.payloads import Payloads, PayloadUnavailableError
 from router.wakeups import Wakeups
+
+if TYPE_CHECKING:
+    from router.traces import Traces
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +67,7 @@ class Means:
     meters: AttemptMeters = field(default_factory=lambda: AttemptMeters(CollectorRegistry()))
     learning: Learning | None = None
     placeless: Placeless = field(default_factory=Placeless)
+    traces: "Traces | None" = None
     places: PlacedBackend | None = field(init=False)
     leases: Leases = field(init=False)
     unsaved: Unsaved = field(init=False)

@@ -9,6 +9,8 @@ from policies.quota import Shadow
 from policies.retries import Failure
 from router.job import Job, JobState
 
+DEAD = ("crashed", "payload_lost", "too_many_deliveries", "undecodable", "untranslatable")
+
 
 class JobMeters:
     """The counter of a process that ends jobs."""
@@ -49,6 +51,9 @@ class WorkerMeters:
             registry=registry,
         )
         self._dead = Counter("pointsman_dead_letters_total", "Dead letters", ["reason"], registry=registry)
+        for reason in DEAD:  # what an alert watches is there from the start: the first one is an increase as well
+            self._dead.labels(reason)
+        self._outcomes.labels("later", "lost")
         self._takes_nothing = Gauge(
             "pointsman_worker_takes_nothing", "1 while no job is taken or run, by reason", ["reason"], registry=registry
         )
@@ -118,6 +123,7 @@ class WebhookMeters:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._sent = Counter("pointsman_webhooks_total", "What became of sent webhooks", ["outcome"], registry=registry)
+        self._sent.labels("dead")  # an alert watches it
 
     def webhook(self, outcome: str) -> None:
         """An attempt is over: delivered, failed, or the last one, dead."""

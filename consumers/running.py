@@ -33,7 +33,7 @@ class Running:
 
     `rid` is its reservation's, `born_at` the moment of the job's accept on this process' steady clock. `is_open` once
     its call may have been made, until then nothing is charged for it; `is_rerun` where an earlier attempt was, so that
-    the board knows more charges than this one's.
+    the board knows more charges than this one's. `traceparent` names its span, where there are any.
     """
 
     job: Job
@@ -50,6 +50,7 @@ class Running:
     is_open: bool = False
     is_probe: bool = False
     used: Usage | None = None
+    traceparent: str | None = None
     let_through: LetThrough | None = None
     call: asyncio.Task[Answer | Submitted] | None = None
     stop: Stop | None = None

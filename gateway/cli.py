@@ -13,6 +13,7 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast
 
+import structlog
 import typer
 import yaml
 from rich.console import Console
@@ -63,6 +64,7 @@ cli_batches.add_to(app)
 cli_pilot.add_to(app)
 
 out = Console(highlight=False)
+log = structlog.get_logger(__name__)
 err = Console(stderr=True, highlight=False)
 
 EXPECTED = (
@@ -492,15 +494,27 @@ def _serve(name: ProcessName, config: Path | None, is_child: bool, *arguments: s
 
     settings = _load(config, _environ(None))
     if not is_child:  # whoever started it has said what is wrong
-        _refuse_errors(settings)
+        _refuse_errors(settings, _log)
     process: Callable[..., Coroutine[Any, Any, None]] = getattr(processes, name)
     _run(process(settings, *arguments, until_stdin_closes=is_child), new_loop=uvloop.new_event_loop)
 
 
-def _refuse_errors(settings: Settings) -> None:
+def _print(finding: Finding) -> None:
+    err.print(str(finding), soft_wrap=True, markup=False)
+
+
+def _log(finding: Finding) -> None:
+    """Where a machine reads what a process says."""
+    if err.is_terminal:
+        _print(finding)
+    else:
+        log.warning("setting_doubtful", severity=finding.level, setting=finding.where, why=finding.message)
+
+
+def _refuse_errors(settings: Settings, say: Callable[[Finding], None] = _print) -> None:
     findings = check(settings)
     for finding in findings:
-        err.print(str(finding), soft_wrap=True, markup=False)
+        say(finding)
     if any(finding.level is Level.ERROR for finding in findings):
         raise typer.Exit(1)
 

@@ -61,6 +61,7 @@ class Metrics:
             ["verdict", "limit"],
             registry=self.registry,
         )
+        self._refused.labels("exhausted", "usd_per_month")  # an alert watches it
         self._shadows = Counter(
             "pointsman_shadow_refusals",
             "Calls that a limit would have refused, were it not a shadow.",

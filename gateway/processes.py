@@ -44,7 +44,7 @@ TOPICS_RETRY_S = 1.0
 
 async def http(settings: Settings, *, until_stdin_closes: bool = False) -> None:
     """The HTTP process."""
-    async with wiring.core(settings, gather_s=GATHER_S) as core:
+    async with wiring.core(settings, process="http", gather_s=GATHER_S) as core:
         wakeups = Wakeups(core.redis, role="http")
         await serve_api(wiring.services(core, wakeups), core, wakeups, until_stdin_closes=until_stdin_closes)
 
@@ -79,7 +79,10 @@ async def worker(settings: Settings, backend: str, *, until_stdin_closes: bool =
     if not any(deployment.backend == backend for deployment in settings.deployments.values()):
         raise SettingsError(f"deployments: none of them is on backend {backend!r}, so this worker has nothing to do")
     registry = CollectorRegistry()
-    async with wiring.core(settings) as core, wiring.open_backend(core, backend, registry) as opened:
+    async with (
+        wiring.core(settings, process="worker") as core,
+        wiring.open_backend(core, backend, registry) as opened,
+    ):
         await _until_topics_exist(core.log, topics.for_backend(backend, core.deployments))
         worker = wiring.worker(core, opened, backend, registry)
 
@@ -102,7 +105,7 @@ async def worker(settings: Settings, backend: str, *, until_stdin_closes: bool =
 
 async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> None:
     """A sweeper."""
-    async with wiring.core(settings) as core:
+    async with wiring.core(settings, process="sweeper") as core:
         lanes, registry = wiring.lanes(core), CollectorRegistry()
         sweeping = wiring.sweeper(core, lanes, registry)
 
@@ -131,7 +134,7 @@ async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> No
 async def inbox(settings: Settings, *, until_stdin_closes: bool = False) -> None:
     """The door for records on Kafka."""
     registry = CollectorRegistry()
-    async with wiring.core(settings, gather_s=GATHER_S) as core:
+    async with wiring.core(settings, process="inbox", gather_s=GATHER_S) as core:
         sharing = wiring.router_state(core)
         door = wiring.inbox(core, registry, sharing.shares)
 
@@ -159,7 +162,10 @@ async def inbox(settings: Settings, *, until_stdin_closes: bool = False) -> None
 async def collector(settings: Settings, backend: str, *, until_stdin_closes: bool = False) -> None:
     """Concludes what a backend that takes jobs (SageMaker's asynchronous endpoints will) works on."""
     registry = CollectorRegistry()
-    async with wiring.core(settings) as core, wiring.open_backend(core, backend, registry, calls=False) as opened:
+    async with (
+        wiring.core(settings, process="collector") as core,
+        wiring.open_backend(core, backend, registry, calls=False) as opened,
+    ):
         collecting = wiring.collector(core, opened, backend, registry)
 
         async def fault() -> str | None:

@@ -303,6 +303,13 @@ class WebhookSettings(Section):
     max_waiting: Whole = Field(default=100_000, ge=1, le=10_000_000)
 
 
+class TraceSettings(Section):
+    """Where spans of OpenTelemetry go; nowhere without a `url`."""
+
+    url: ServerUrl = ""
+    share: Number = Field(default=1.0, ge=0, le=1)
+
+
 class EndpointSettings(Section):
     """Where a tenant wants events sent. Signed with the tenant's secret where it has none of its own."""
 
@@ -492,6 +499,7 @@ class Settings(Section):
     batches: BatchSettings = BatchSettings()
     outbound: OutboundSettings = OutboundSettings()
     webhooks: WebhookSettings = WebhookSettings()
+    traces: TraceSettings = TraceSettings()
     pod_grace_s: Number = Field(default=360.0, ge=1, le=7200)
     routing: RoutingSettings = RoutingSettings()
     tenants: Mapping[TenantName, TenantSettings] = Field(

@@ -11,7 +11,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -69,6 +69,7 @@ if TYPE_CHECKING:  # each process loads what it runs, and nothing else: it count
     from router.lessons import Lessons
     from router.shares import Shares
     from router.sharing import Sharing
+    from router.traces import Traces
 
 log = structlog.get_logger(__name__)
 
@@ -100,6 +101,7 @@ class Core:
     tenants: dict[str, Tenant]
     deployments: dict[str, Deployment]
     trim: Callable[[], Awaitable[None]] | None
+    traces: "Traces | None"
 
     @property
     def lessons(self) -> "Lessons":
@@ -110,12 +112,18 @@ class Core:
 
 
 @asynccontextmanager
-async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[Core]:
-    """Redis, the log and all that stands on them. `settings.redis` must be a URL; `gather_s` as in `Scripts`."""
+async def core(settings: Settings, *, process: str = "", gather_s: float = 0.0) -> AsyncGenerator[Core]:
+    """Redis, the log and all that stands on them. `settings.redis` must be a URL; `gather_s` as in `Scripts`.
+
+    A named `process` is traced, where the settings say so.
+    """
     async with AsyncExitStack() as opened:
         redis = await opened.enter_async_context(open_redis(settings))
         await _say_what_is_not_durable(redis, settings)
         log = await opened.enter_async_context(open_log(settings, redis))
+        traces = None
+        if process and settings.traces.url:
+            traces = await opened.enter_async_context(_traces(settings, process))
         scripts = Scripts(redis, replicas=settings.board.replicas, gather_s=gather_s)
         deployments = settings.deployments_by_name()
         board = Board(scripts, tombstone_s=settings.kafka.retention_s + ONE_MORE_DAY_S)
@@ -145,7 +153,16 @@ async def core(settings: Settings, *, gather_s: float = 0.0) -> AsyncGenerator[C
             tenants=tenants,
             deployments=deployments,
             trim=_trim(log, settings) if isinstance(log, StreamsLog) else None,
+            traces=traces,
         )
+
+
+def _traces(settings: Settings, process: str) -> "AbstractAsyncContextManager[Traces]":
+    with _with_extra("otel", what="traces.url"):
+        from router.traces import Traces
+
+    log = "kafka" if settings.kafka_servers else "redis_streams"
+    return Traces.exported(settings.traces.url, process=process, share=settings.traces.share, log=log)
 
 
 def open_redis(settings: Settings) -> Redis:
@@ -283,8 +300,9 @@ def desk(core: Core, shares: "Shares") -> "Desk":
     """Accepts jobs, whichever door they come through."""
     from gateway.accept import Desk
     from gateway.attached import Attached
+    from gateway.traced_desk import TracedDesk
 
-    return Desk(
+    plain = Desk(
         board=core.board,
         epoch=core.epoch,
         log=core.log,
@@ -296,6 +314,9 @@ def desk(core: Core, shares: "Shares") -> "Desk":
         attached=Attached(core.files, core.settings.http.max_body),
         allowed_hosts=core.settings.outbound.allowed_hosts,
     )
+    if core.traces is None:
+        return plain
+    return TracedDesk(**{each.name: getattr(plain, each.name) for each in fields(plain)}, traces=core.traces)
 
 
 def inbox(core: Core, registry: CollectorRegistry, shares: "Shares") -> "Inbox":
@@ -350,6 +371,9 @@ def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistr
     from consumers.worker import Bounds, Worker
 
     settings, meters = core.settings.worker, WorkerMeters(registry)
+    for each in core.deployments.values():
+        if each.backend == name:
+            meters.alarmed(each.name, False)
     return Worker(
         log=core.log,
         topics=topics.for_backend(name, core.deployments),
@@ -418,6 +442,7 @@ def attempt(
         most_deliveries=settings.max_deliveries,
         shadowed=shadowed,
         meters=AttemptMeters(registry, core.tenants),
+        traces=core.traces,
     )
 
 
@@ -548,12 +573,12 @@ def apply_scaling(plan: "Scaling", place: SageMaker) -> None:
 
 
 @contextmanager
-def _with_extra(name: str) -> Iterator[None]:
+def _with_extra(name: str, *, what: str = "") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
         raise SettingsError(
-            f"the backend {name} needs {error.name}, which is not here: "
+            f"{what or f'the backend {name}'} needs {error.name}, which is not here: "
             f"pip install '.[{name}]' in a checkout of Pointsman"
         ) from error
 

