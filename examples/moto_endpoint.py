@@ -31,7 +31,7 @@ def main(url: str) -> None:
         sagemaker.create_model(ModelName=NAME, ExecutionRoleArn=role, PrimaryContainer={"Image": "none"})
         sagemaker.create_endpoint_config(
             EndpointConfigName=NAME,
-            ProductionVariants=[{**variant, "InstanceType": "ml.g5.xlarge", "InitialInstanceCount": 1}],
+            ProductionVariants=[{**variant, "InstanceType": "ml.g4dn.xlarge", "InitialInstanceCount": 1}],
             AsyncInferenceConfig={"OutputConfig": {"S3OutputPath": f"s3://{BUCKET}/out"}},
         )
         sagemaker.create_endpoint(EndpointName=NAME, EndpointConfigName=NAME)

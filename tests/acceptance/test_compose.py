@@ -147,7 +147,7 @@ def test_every_process_of_ours_starts_with_settings_that_load() -> None:
 async def test_the_services_do_what_they_are_for_when_their_commands_are_run(
     tmp_path: Path, kafka_bootstrap: str, upstream: OpenAIDouble
 ) -> None:
-    services = _services(SETTINGS="./examples/compose-sagemaker.yaml")
+    services = _services()
     with ExitStack() as opened:
         valkey = opened.enter_context(ValkeyServer(data_dir=tmp_path, config=_valkey_options(services["valkey"])))
         cloud = opened.enter_context(_moto(tmp_path))
@@ -243,8 +243,8 @@ class _Place:
 
     def _environ(self, service: Service, port: int) -> dict[str, str]:
         own = {name: self._here(str(value)) for name, value in service["environment"].items()}
-        [config] = [mount["source"] for mount in service["volumes"] if mount["target"] == CONFIG] or [""]
-        text = self._here(Path(config).read_text(encoding="utf-8")) if config else ""
+        # As SETTINGS names it; the checker does not put the variables of its environment in.
+        text = self._here((ROOT / "examples" / "compose-sagemaker.yaml").read_text(encoding="utf-8"))
         here = self.folder / "pointsman.yaml"
         here.write_text(text, encoding="utf-8")
         ports = dict.fromkeys(PORTS, str(port))
@@ -284,18 +284,18 @@ def _port(service: Service) -> str:
     return str(port)
 
 
-def _check(file: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def _check(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
     if not CHECKER.exists():
         unavailable("no Compose checker: `make test` builds it where Go is installed")
     # Only what the checker needs: MODEL_URL and COMPOSE_* of the person who tests are not part of the file.
-    environment = {"PATH": os.environ["PATH"], **variables}
+    environment = {"PATH": os.environ["PATH"]}
     return subprocess.run(
         [CHECKER, *options, file], capture_output=True, text=True, timeout=30, check=False, cwd=ROOT, env=environment
     )
 
 
-def _services(**variables: str) -> dict[str, Service]:
-    done = _check(COMPOSE, "--format", "json", **variables)
+def _services() -> dict[str, Service]:
+    done = _check(COMPOSE, "--format", "json")
     assert done.returncode == 0, done.stderr
     services: dict[str, Service] = json.loads(done.stdout)["services"]
     return services
