@@ -16,11 +16,12 @@ from consumers.aws.backend_bedrock import BedrockBackend
 from consumers.backend import Answer, Backend, BackendError, OnChunk, SoFar
 from consumers.backend_echo import EchoBackend
 from consumers.gpu.backend_gpu import GpuBackend
-from policies.deployments import Bedrock, Deployment, Modality, Tier, Timeouts
+from policies.deployments import Bedrock, Deployment, Tier, Timeouts
 from policies.pricing import Basis, Usage
 from policies.retries import Failure
-from router.job import Estimate, Job, JobClass, Route
+from router.job import Job
 from tests.aws import REGION, controlled
+from tests.builders import a_job
 from tests.doubles import OpenAIDouble, openai_double
 
 MODEL = "anthropic.claude-3-haiku-20240307-v1:0"
@@ -60,27 +61,15 @@ class Subject:
     ) -> Answer:
         deployment = replace(self.deployment, timeouts=timeouts) if timeouts else self.deployment
         answer = await self.backend.call(
-            a_job(text, id=job, fields=fields), deployment, attempt=1, on_chunk=on_chunk, so_far=so_far or SoFar()
+            asking(text, id=job, fields=fields), deployment, attempt=1, on_chunk=on_chunk, so_far=so_far or SoFar()
         )
         assert isinstance(answer, Answer)
         return answer
 
 
-def a_job(text: str, *, id: str, fields: Mapping[str, object] | None = None) -> Job:
+def asking(text: str, *, id: str, fields: Mapping[str, object] | None = None) -> Job:
     body = {"model": "auto", "messages": [{"role": "user", "content": text}], **(fields or {})}
-    return Job(
-        id=id,
-        tenant="acme",
-        endpoint="/v1/chat/completions",
-        model="auto",
-        job_class=JobClass.STANDARD,
-        route=Route("light", "gpu", Modality.TEXT, Tier.LIGHT),
-        estimate=Estimate(input_tokens=9, output_tokens=100),
-        body=json.dumps(body).encode(),
-        created_at=0.0,
-        expires_at=1e10,
-        result_ttl_s=60.0,
-    )
+    return a_job(id=id, body=json.dumps(body).encode())
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +264,7 @@ async def test_an_error_of_the_listener_is_passed_on_as_it_is(subject: Subject) 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"null", b'{"n": NaN}', b"[" * 100_000, b'{"n": 1000000}'])
 async def test_a_body_that_is_none_is_the_clients_fault(subject: Subject, body: bytes) -> None:
-    job = replace(a_job("", id="job_1"), body=body)
+    job = a_job(id="job_1", body=body)
 
     with pytest.raises(BackendError) as raised:
         await subject.backend.call(job, subject.deployment, attempt=1, on_chunk=None, so_far=SoFar())

@@ -11,29 +11,18 @@ import pytest
 
 from consumers.backend import Answer, BackendError, OnChunk, SoFar
 from consumers.gpu.backend_gpu import GpuBackend
-from policies.deployments import Deployment, Modality, Tier, Timeouts
+from policies.deployments import Deployment, Tier, Timeouts
 from policies.pricing import Basis, Usage
 from policies.retries import Failure
-from router.job import Estimate, Job, JobClass, Route
+from router.job import Estimate, Job
+from tests.builders import a_job
 from tests.doubles import OpenAIDouble, openai_double
 
 
-def a_job(text: str, *, id: str = "job_1", **fields: object) -> Job:
+def asking(text: str, *, id: str = "job_1", **fields: object) -> Job:
     body = {"model": "auto", "messages": [{"role": "user", "content": text}], **fields}
-    return Job(
-        id=id,
-        tenant="acme",
-        endpoint="/v1/chat/completions",
-        model="auto",
-        job_class=JobClass.STANDARD,
-        route=Route("light", "gpu", Modality.TEXT, Tier.LIGHT),
-        estimate=Estimate(input_tokens=9, output_tokens=100),
-        body=json.dumps(body).encode(),
-        created_at=0.0,
-        expires_at=1e10,
-        result_ttl_s=60.0,
-        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-    )
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    return a_job(id=id, body=json.dumps(body).encode(), estimate=Estimate(9, 100), traceparent=trace)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +74,7 @@ def free_port() -> int:
 async def test_upstream_gets_a_stream_a_bound_a_key_and_our_id(
     gpu: GpuBackend, light: Deployment, double: OpenAIDouble
 ) -> None:
-    await call(gpu, light, a_job("Hello", id="job_headers", pointsman={"max_usd": "1"}), attempt=3)
+    await call(gpu, light, asking("Hello", id="job_headers", pointsman={"max_usd": "1"}), attempt=3)
 
     body, headers = await asyncio.to_thread(double.last)
     assert body == {
@@ -102,7 +91,7 @@ async def test_upstream_gets_a_stream_a_bound_a_key_and_our_id(
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 async def test_a_url_may_or_may_not_end_in_v1(gpu: GpuBackend, light: Deployment, end: str) -> None:
-    assert content(await call(gpu, replace(light, url=light.url + end), a_job("Hello"))) == "Hello"
+    assert content(await call(gpu, replace(light, url=light.url + end), asking("Hello"))) == "Hello"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +126,7 @@ async def test_a_url_may_or_may_not_end_in_v1(gpu: GpuBackend, light: Deployment
 async def test_every_way_to_fail_has_its_name_and_one_call(
     gpu: GpuBackend, light: Deployment, double: OpenAIDouble, behaviour: str, failure: Failure, code: str
 ) -> None:
-    job = a_job("one two three four five six", id=f"job_{behaviour}")
+    job = asking("one two three four five six", id=f"job_{behaviour}")
 
     error = await failing(gpu, replace(light, model=behaviour), job)
 
@@ -147,7 +136,7 @@ async def test_every_way_to_fail_has_its_name_and_one_call(
 
 
 async def test_a_rejection_says_which_parameter_and_why(gpu: GpuBackend, light: Deployment) -> None:
-    error = await failing(gpu, replace(light, model="error-400"), a_job("Hello"))
+    error = await failing(gpu, replace(light, model="error-400"), asking("Hello"))
 
     assert (error.detail, error.param) == ("as asked", "messages")
 
@@ -159,7 +148,7 @@ async def test_a_rejection_says_which_parameter_and_why(gpu: GpuBackend, light: 
 async def test_the_wait_that_a_server_wants_is_handed_on(
     gpu: GpuBackend, light: Deployment, behaviour: str, low: float, high: float
 ) -> None:
-    error = await failing(gpu, replace(light, model=behaviour), a_job("Hello", id=f"job_{behaviour}"))
+    error = await failing(gpu, replace(light, model=behaviour), asking("Hello", id=f"job_{behaviour}"))
 
     assert error.retry_after is not None
     assert low <= error.retry_after <= high
@@ -169,8 +158,8 @@ async def test_a_connection_that_the_server_has_closed_is_unavailable_and_not_tr
     light: Deployment, double: OpenAIDouble
 ) -> None:
     async with GpuBackend.open({}, reuse=True) as gpu:
-        await call(gpu, light, a_job("Hello", id="job_first"))
-        error = await failing(gpu, replace(light, model="stale"), a_job("Hello", id="job_stale"))
+        await call(gpu, light, asking("Hello", id="job_first"))
+        error = await failing(gpu, replace(light, model="stale"), asking("Hello", id="job_stale"))
 
     assert (error.failure, error.code) == (Failure.UNAVAILABLE, "disconnected")
     assert (await asyncio.to_thread(double.calls, "job_stale")).total == 1
@@ -178,7 +167,7 @@ async def test_a_connection_that_the_server_has_closed_is_unavailable_and_not_tr
 
 
 async def test_a_refused_connection_is_unavailable(gpu: GpuBackend, light: Deployment) -> None:
-    error = await failing(gpu, replace(light, url=f"http://127.0.0.1:{free_port()}"), a_job("Hello"))
+    error = await failing(gpu, replace(light, url=f"http://127.0.0.1:{free_port()}"), asking("Hello"))
 
     assert (error.failure, error.code) == (Failure.UNAVAILABLE, "no_connection")
     assert error.usage == Usage()
@@ -194,7 +183,7 @@ async def test_a_host_that_does_not_take_the_connection_is_unavailable(gpu: GpuB
                 filler.setblocking(False)
                 filler.connect_ex(deaf.getsockname())
             url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-            error = await failing(gpu, replace(light, url=url, timeouts=Timeouts(connect=0.2)), a_job("Hello"))
+            error = await failing(gpu, replace(light, url=url, timeouts=Timeouts(connect=0.2)), asking("Hello"))
         finally:
             for filler in fillers:
                 filler.close()
@@ -205,14 +194,14 @@ async def test_a_host_that_does_not_take_the_connection_is_unavailable(gpu: GpuB
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:1", "ftp://127.0.0.1/", "http://", "http://[::1"])
 async def test_a_bad_url_is_a_bad_setting(gpu: GpuBackend, light: Deployment, url: str) -> None:
-    error = await failing(gpu, replace(light, url=url), a_job("Hello"))
+    error = await failing(gpu, replace(light, url=url), asking("Hello"))
 
     assert error.failure is Failure.MISCONFIGURED
 
 
 async def test_a_key_that_no_header_can_carry_is_a_bad_setting_and_is_not_shown(light: Deployment) -> None:
     async with GpuBackend.open({"light": "k3y\r\nx: y"}) as gpu:
-        error = await failing(gpu, light, a_job("Hello"))
+        error = await failing(gpu, light, asking("Hello"))
 
     assert error.failure is Failure.MISCONFIGURED
     assert "k3y" not in str(error)
@@ -227,7 +216,7 @@ async def test_a_server_that_does_not_speak_http_is_a_backend_error(gpu: GpuBack
     server = await asyncio.start_server(mumble, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        error = await failing(gpu, replace(light, url=url), a_job("Hello"))
+        error = await failing(gpu, replace(light, url=url), asking("Hello"))
 
     assert error.failure is Failure.BACKEND_ERROR
 
@@ -244,7 +233,7 @@ async def test_a_server_that_does_not_speak_http_is_a_backend_error(gpu: GpuBack
 async def test_each_deadline_is_its_own_and_closes_the_call(
     gpu: GpuBackend, light: Deployment, double: OpenAIDouble, behaviour: str, timeouts: Timeouts, code: str
 ) -> None:
-    job = a_job("one two three", id=f"job_{code}_{behaviour}")
+    job = asking("one two three", id=f"job_{code}_{behaviour}")
 
     error = await failing(gpu, replace(light, model=behaviour, timeouts=timeouts), job)
 
@@ -259,7 +248,7 @@ async def test_a_cancelled_call_is_closed_upstream_within_a_second(
     gpu: GpuBackend, light: Deployment, double: OpenAIDouble, behaviour: str
 ) -> None:
     so_far = SoFar()
-    job = a_job("one two three", id=f"job_cancelled_{behaviour}")
+    job = asking("one two three", id=f"job_cancelled_{behaviour}")
     running = asyncio.create_task(call(gpu, replace(light, model=behaviour), job, so_far=so_far))
     await double.until(lambda calls: calls.open == 1, job=job.id)
 
@@ -272,7 +261,7 @@ async def test_a_cancelled_call_is_closed_upstream_within_a_second(
 
 
 async def test_what_was_used_when_a_stream_was_cut_is_counted(gpu: GpuBackend, light: Deployment) -> None:
-    error = await failing(gpu, replace(light, model="cut+words-40"), a_job("Hello"))
+    error = await failing(gpu, replace(light, model="cut+words-40"), asking("Hello"))
 
     assert error.usage.basis is Basis.ESTIMATED
     assert error.usage.input == 9
@@ -281,7 +270,7 @@ async def test_what_was_used_when_a_stream_was_cut_is_counted(gpu: GpuBackend, l
 
 @pytest.mark.parametrize("behaviour", ["no-done", "no-usage", "no-finish", "broken", "whole", "no-usage+no-done"])
 async def test_what_is_proved_whole_is_an_answer(gpu: GpuBackend, light: Deployment, behaviour: str) -> None:
-    answer = await call(gpu, replace(light, model=behaviour), a_job("one two three four"))
+    answer = await call(gpu, replace(light, model=behaviour), asking("one two three four"))
 
     assert content(answer) == "one two three four"
     assert answer.usage.output == 4
@@ -293,7 +282,7 @@ async def test_a_server_that_lingers_after_the_end_costs_no_answer(
 ) -> None:
     deployment = replace(light, model="linger", timeouts=Timeouts(read=0.2))
 
-    answer = await call(gpu, deployment, a_job("one two", id="job_linger"))
+    answer = await call(gpu, deployment, asking("one two", id="job_linger"))
 
     assert content(answer) == "one two"
     await double.until(lambda calls: calls.aborted == 1, job="job_linger", within=1.0)
@@ -302,14 +291,14 @@ async def test_a_server_that_lingers_after_the_end_costs_no_answer(
 async def test_an_answer_without_end_is_stopped_at_its_bound(
     gpu: GpuBackend, light: Deployment, double: OpenAIDouble
 ) -> None:
-    error = await failing(gpu, replace(light, model="huge"), a_job("Hello", id="job_huge"))
+    error = await failing(gpu, replace(light, model="huge"), asking("Hello", id="job_huge"))
 
     assert (error.failure, error.code) == (Failure.BACKEND_ERROR, "answer_too_large")
     await double.until(lambda calls: calls.aborted == 1, job="job_huge", within=1.0)
 
 
 async def test_tools_reasoning_logprobs_and_cached_tokens_arrive(gpu: GpuBackend, light: Deployment) -> None:
-    job = a_job("one two three", logprobs=True)
+    job = asking("one two three", logprobs=True)
 
     answer = await call(gpu, replace(light, model="tools+reasoning+cached-2"), job)
 
@@ -322,7 +311,7 @@ async def test_tools_reasoning_logprobs_and_cached_tokens_arrive(gpu: GpuBackend
 
 
 async def test_more_cached_than_sent_is_never_a_negative_price(gpu: GpuBackend, light: Deployment) -> None:
-    answer = await call(gpu, replace(light, model="cached-99"), a_job("one two three"))
+    answer = await call(gpu, replace(light, model="cached-99"), asking("one two three"))
 
     assert (answer.usage.input, answer.usage.cache_read) == (0, 3)
 
@@ -330,7 +319,7 @@ async def test_more_cached_than_sent_is_never_a_negative_price(gpu: GpuBackend, 
 async def test_a_large_body_goes_out_whole(gpu: GpuBackend, light: Deployment, double: OpenAIDouble) -> None:
     text = "x" * 12_000_000
 
-    await call(gpu, replace(light, model="words-2"), a_job(text))
+    await call(gpu, replace(light, model="words-2"), asking(text))
 
     body, _ = await asyncio.to_thread(double.last)
     assert body["messages"] == [{"role": "user", "content": text}]
@@ -344,7 +333,7 @@ async def test_every_call_gives_its_connection_back(light: Deployment, double: O
                 await call(
                     gpu,
                     replace(light, model=model, timeouts=Timeouts(connect=1)),
-                    a_job("a b", id=f"job_again_{reuse}"),
+                    asking("a b", id=f"job_again_{reuse}"),
                 )
 
     assert (await asyncio.to_thread(double.calls, f"job_again_{reuse}")).total == 6
@@ -390,4 +379,4 @@ async def test_an_answer_nested_too_deeply_is_no_raw_exception(gpu: GpuBackend, 
     async with server:
         deployment = replace(light, url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         with suppress(BackendError):
-            await call(gpu, deployment, a_job("Hello"))
+            await call(gpu, deployment, asking("Hello"))

@@ -13,29 +13,18 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from consumers.backend import BackendError, SoFar
 from consumers.gpu.backend_gpu import GpuBackend
-from policies.deployments import Deployment, Modality, Tier, Timeouts
+from policies.deployments import Deployment, Tier, Timeouts
 from policies.pricing import Basis
 from policies.retries import Failure
-from router.job import Estimate, Job, JobClass, Route
+from router.job import Job
 from tests import model
+from tests.builders import a_job
 from tests.servers import unavailable
 
 
-def a_job(text: str, **fields: object) -> Job:
+def asking(text: str, **fields: object) -> Job:
     body = {"model": "auto", "messages": [{"role": "user", "content": text}], "temperature": 0, "seed": 1, **fields}
-    return Job(
-        id="job_1",
-        tenant="acme",
-        endpoint="/v1/chat/completions",
-        model="auto",
-        job_class=JobClass.STANDARD,
-        route=Route("light", "gpu", Modality.TEXT, Tier.LIGHT),
-        estimate=Estimate(input_tokens=9, output_tokens=100),
-        body=json.dumps(body).encode(),
-        created_at=0.0,
-        expires_at=1e10,
-        result_ttl_s=60.0,
-    )
+    return a_job(body=json.dumps(body).encode())
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +63,7 @@ async def test_a_real_answer_is_whole_bounded_and_metered(gpu: GpuBackend, light
     async def keep(chunk: bytes) -> None:
         chunks.append(chunk)
 
-    job = a_job("Name three colours.", stream=True, stream_options={"include_usage": True})
+    job = asking("Name three colours.", stream=True, stream_options={"include_usage": True})
     answer = await gpu.call(job, light, attempt=1, on_chunk=keep, so_far=SoFar())
 
     whole = ChatCompletion.model_validate_json(answer.body, strict=True)
@@ -89,7 +78,7 @@ async def test_a_real_answer_is_whole_bounded_and_metered(gpu: GpuBackend, light
 
 
 async def test_a_repeated_prompt_is_charged_as_cached(gpu: GpuBackend, light: Deployment) -> None:
-    job = a_job("Say why the sea is salt. " * 8, max_tokens=1)
+    job = asking("Say why the sea is salt. " * 8, max_tokens=1)
 
     first = await gpu.call(job, light, attempt=1, on_chunk=None, so_far=SoFar())
     second = await gpu.call(job, light, attempt=1, on_chunk=None, so_far=SoFar())
@@ -99,7 +88,7 @@ async def test_a_repeated_prompt_is_charged_as_cached(gpu: GpuBackend, light: De
 
 
 async def test_several_choices_and_logprobs_come_from_a_real_server(gpu: GpuBackend, light: Deployment) -> None:
-    job = a_job("Say a word.", n=2, logprobs=True, top_logprobs=2, max_tokens=4)
+    job = asking("Say a word.", n=2, logprobs=True, top_logprobs=2, max_tokens=4)
 
     answer = await gpu.call(job, light, attempt=1, on_chunk=None, so_far=SoFar())
 
@@ -117,7 +106,7 @@ async def test_a_cancelled_call_frees_its_slot_within_a_second(gpu: GpuBackend, 
         first.set()
 
     endless = replace(light, max_output=1500)
-    job = a_job("Tell a very long story.", ignore_eos=True)
+    job = asking("Tell a very long story.", ignore_eos=True)
     running = asyncio.create_task(gpu.call(job, endless, attempt=1, on_chunk=note, so_far=so_far))
     async with asyncio.timeout(30):
         await first.wait()
@@ -135,7 +124,7 @@ async def test_a_call_that_is_too_slow_frees_its_slot(gpu: GpuBackend, light: De
     endless = replace(light, max_output=1500, timeouts=Timeouts(total=1.0))
 
     with pytest.raises(BackendError) as raised:
-        await gpu.call(a_job("Tell a story.", ignore_eos=True), endless, attempt=1, on_chunk=None, so_far=SoFar())
+        await gpu.call(asking("Tell a story.", ignore_eos=True), endless, attempt=1, on_chunk=None, so_far=SoFar())
 
     assert raised.value.failure is Failure.TIMED_OUT
     await until_busy_slots_are(0, light.url, within=1)
@@ -143,7 +132,7 @@ async def test_a_call_that_is_too_slow_frees_its_slot(gpu: GpuBackend, light: De
 
 async def test_a_prompt_over_the_window_is_rejected_in_the_servers_words(gpu: GpuBackend, light: Deployment) -> None:
     with pytest.raises(BackendError) as raised:
-        await gpu.call(a_job("word " * 5000), light, attempt=1, on_chunk=None, so_far=SoFar())
+        await gpu.call(asking("word " * 5000), light, attempt=1, on_chunk=None, so_far=SoFar())
 
     assert raised.value.failure is Failure.TOO_LONG
     assert raised.value.code == "exceed_context_size_error"
