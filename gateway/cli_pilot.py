@@ -70,7 +70,7 @@ def pilot_command(
             try:
                 routes = await client.lines(f"/files/{underway.file}/routes", endpoint=endpoint)
                 strata = _strata(routes)
-                drawn = sample(strata, items, draw=random.Random(seed))
+                drawn = sample(strata, items, worth=_worth(routes), draw=random.Random(seed))
                 batch, rows = await _tried(client, file, drawn, endpoint)
             finally:
                 if not yes:
@@ -105,6 +105,16 @@ def _strata(routes: list[dict[str, Any]]) -> dict[str, list[int]]:
     if not strata:
         raise GatewayError("no line of this file would run")
     return strata
+
+
+def _worth(routes: list[dict[str, Any]]) -> dict[str, float]:
+    """What the lines of each deployment may cost at most, all together; nothing where there is no price."""
+    worth: dict[str, float] = {}
+    for route in routes:
+        if "deployment" in route:
+            usd = float(route["estimate_usd"] or 0)
+            worth[route["deployment"]] = worth.get(route["deployment"], 0.0) + usd
+    return worth
 
 
 async def _tried(

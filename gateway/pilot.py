@@ -36,15 +36,19 @@ class Stratum:
     of: int
 
 
-def sample(strata: Mapping[str, Sequence[int]], size: int, *, draw: random.Random) -> dict[int, str]:
-    """Some items of each stratum, any as likely as any other of it: by its part of all, at least two where it has two.
+def sample(
+    strata: Mapping[str, Sequence[int]], size: int, *, worth: Mapping[str, float], draw: random.Random
+) -> dict[int, str]:
+    """Some items of each stratum, any as likely as any other of it, in order: two at least, where it has two.
 
-    So there may be a few more than `size`. The items are in order.
+    Half of them go by how many items a stratum has, half by what all of its items are `worth`: where the dollars are,
+    the doubt is. So there may be a few more than `size`, or fewer where a stratum has no more.
     """
-    count = sum(map(len, strata.values()))
+    count, total = sum(map(len, strata.values())), sum(worth.values())
     drawn: dict[int, str] = {}
     for name, items in strata.items():
-        wanted = max(LEAST, round(size * len(items) / count))
+        part = len(items) / count
+        wanted = max(LEAST, round(size * (part + (worth[name] / total if total else part)) / 2))
         drawn |= dict.fromkeys(draw.sample(items, min(wanted, len(items))), name)
     return dict(sorted(drawn.items()))
 

@@ -8,24 +8,29 @@ import pytest
 from gateway.pilot import Estimate, Stratum, estimate, sample
 
 
-def test_a_sample_is_of_the_size_in_order_and_of_each_stratum_by_its_part() -> None:
+def test_a_sample_is_in_order_and_of_each_stratum_by_its_items_and_their_worth() -> None:
     strata = {"light": list(range(0, 1000, 2)), "heavy": list(range(1, 1000, 4)), "rare": [3, 7, 11]}
+    worth = {"light": 1.0, "heavy": 9.0, "rare": 0.0}
 
-    drawn = sample(strata, 30, draw=random.Random(1))
+    drawn = sample(strata, 30, worth=worth, draw=random.Random(1))
+    unpriced = sample(strata, 30, worth=dict.fromkeys(strata, 0.0), draw=random.Random(1))
 
     assert list(drawn) == sorted(drawn)
     assert all(number in strata[name] for number, name in drawn.items())
-    assert [list(drawn.values()).count(name) for name in strata] == [20, 10, 2]
+    assert [list(drawn.values()).count(name) for name in strata] == [11, 18, 2]
+    assert [list(unpriced.values()).count(name) for name in strata] == [20, 10, 2]
 
 
 def test_fewer_lines_than_wanted_are_all_of_them() -> None:
-    assert sample({"a": [1, 4], "b": [2]}, 20, draw=random.Random(1)) == {1: "a", 2: "b", 4: "a"}
+    worth = {"a": 1.0, "b": 1.0}
+
+    assert sample({"a": [1, 4], "b": [2]}, 20, worth=worth, draw=random.Random(1)) == {1: "a", 2: "b", 4: "a"}
 
 
 def test_every_line_is_as_likely_as_any_other() -> None:
     draw, lines = random.Random(1), list(range(10))
 
-    drawn = [line for _ in range(2000) for line in sample({"a": lines}, 3, draw=draw)]
+    drawn = [line for _ in range(2000) for line in sample({"a": lines}, 3, worth={"a": 1.0}, draw=draw)]
 
     assert all(500 < drawn.count(line) < 700 for line in lines)
 
