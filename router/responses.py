@@ -84,7 +84,7 @@ def to_chat(values: Mapping[str, Any], items: Sequence[Object]) -> Object:
 
 def _item(item: Object, suffix: str) -> Object:
     kind = item.get("type") or "message"
-    whole = {"id": f"{_PREFIXES.get(kind, 'item')}_{suffix}", **item, "type": kind}
+    whole = {**item, "id": item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{suffix}", "type": kind}
     if kind == "message":
         of_model = item["role"] == "assistant"
         if isinstance(item["content"], str):

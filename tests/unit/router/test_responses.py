@@ -283,3 +283,15 @@ def test_log_probabilities_and_usage_are_in_their_new_places() -> None:
     assert message.type == "message" and message.content[0].type == "output_text"
     assert message.content[0].logprobs is not None
     assert [(each.token, each.bytes) for each in message.content[0].logprobs] == [("A", [65])]
+
+
+def test_an_item_has_the_id_that_it_came_with_or_one_of_its_own() -> None:
+    given = [
+        {"role": "user", "content": "Hello", "id": None},
+        {"role": "user", "content": "Hello"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": "fc_mine"},
+    ]
+
+    items = responses.items_of({"input": given}, "J", first=3)
+
+    assert [item["id"] for item in items] == ["msg_J_3", "msg_J_4", "fc_mine"]
