@@ -205,6 +205,24 @@ def test_who_calls_aws_has_the_image_that_can() -> None:
     assert ours["worker-sagemaker"] == "r/aws:0.1.0"
 
 
+def test_a_section_without_settings_is_one_that_is_not_there() -> None:
+    empty = dict.fromkeys(("http", "worker", "kafka", "board", "tenants"))
+
+    settings = settings_of(rendered(merged(SMALL, {"config": {**empty, "deployments": {"light": {"timeouts": None}}}})))
+
+    assert settings["worker"] == {"drain_s": 300}
+
+
+def test_beside_a_release_each_change_has_a_setup_of_its_own() -> None:
+    def name(values: Values) -> str:
+        [job] = of_kind(rendered(values), "Job").values()
+        assert "annotations" not in job["metadata"]
+        return str(job["metadata"]["name"])
+
+    assert name(TRIAL) == name(TRIAL)
+    assert name(TRIAL) != name(merged(TRIAL, {"podLabels": {"a": "b"}}))
+
+
 def test_a_role_of_aws_is_that_of_the_process_that_calls_it() -> None:
     accounts = of_kind(rendered(MATRIX["all backends"]), "ServiceAccount")
     roles = {name: each["metadata"].get("annotations") for name, each in accounts.items()}
@@ -285,6 +303,7 @@ def test_there_must_be_something_to_run() -> None:
         ({"workers": []}, "workers"),
         ({"workerDefaults": {"keda": {"lags": 3}}}, "lags"),
         ({"config": {"wroker": {}}}, "wroker"),
+        ({"config": {"deployments": {"light": {"tier": None}}}}, "tier"),
         ({"config": {"worker": {"drian_s": 3}}}, "drian_s"),
         ({"config": {"deployments": {"light": {"timeout": {}}}}}, "timeout"),
         ({"config": {"tenants": {"a": {"limits": {"rpm": 1}}}}}, "rpm"),

@@ -153,15 +153,18 @@ def schema() -> Schema:
 
 
 def _settings(model: type[BaseModel]) -> Schema:
-    """Names only: `pointsman check` looks at the values, and says more about them."""
-    return section(**{name: _setting(known) for name, known in model.model_fields.items()})
+    """Names, and which must be there: `pointsman check` looks at the values, and says more about them."""
+    needed = tuple(name for name, known in model.model_fields.items() if known.is_required())
+    return section(needed, **{name: _setting(known) for name, known in model.model_fields.items()})
 
 
 def _setting(known: FieldInfo) -> Schema:
     of_section = _node(node_of(known))
     if any(isinstance(each, BeforeValidator) for each in known.metadata) and of_section:  # or shorter, as text
         return {"anyOf": [of_section, TEXT, {"type": "null"}]}
-    return {**of_section, "type": ["object", "null"]} if of_section else {}
+    if not of_section:
+        return {"not": {"type": "null"}} if known.is_required() else {}
+    return {**of_section, "type": ["object", "null"]}
 
 
 def _node(node: Node) -> Schema:

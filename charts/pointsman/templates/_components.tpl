@@ -12,7 +12,7 @@
 {{- $collected := list -}}
 {{- range $name, $deployment := $values.config.deployments -}}
 {{- $backends = append $backends $deployment.backend | uniq -}}
-{{- if or $deployment.sagemaker (dig "bedrock" "shipping" nil $deployment) }}{{ $collected = append $collected $deployment.backend | uniq }}{{ end -}}
+{{- if or $deployment.sagemaker (default dict $deployment.bedrock).shipping }}{{ $collected = append $collected $deployment.backend | uniq }}{{ end -}}
 {{- end -}}
 {{- if not $backends }}{{ fail "config.deployments is empty: there is nothing to run; name at least one model" }}{{ end -}}
 {{- $served := list -}}
@@ -38,7 +38,7 @@
 {{- $prefix := ternary "POINTSMAN_HTTP__" (printf "POINTSMAN_%s__HEALTH_" $section) (eq .role "http") -}}
 {{- $env := dict (printf "%sHOST" $prefix) $values.bindAddress (printf "%sPORT" $prefix) ($own.port | int64 | toString) -}}
 {{- /* KEDA reads the user's name from here; the password it finds as well. */ -}}
-{{- with dig "kafka" "username" "" $values.config }}{{ if eq $section "WORKER" }}{{ $_ := set $env "POINTSMAN_KAFKA__USERNAME" . }}{{ end }}{{ end -}}
+{{- with (default dict $values.config.kafka).username }}{{ if eq $section "WORKER" }}{{ $_ := set $env "POINTSMAN_KAFKA__USERNAME" . }}{{ end }}{{ end -}}
 {{- $_ := set . "env" $env -}}
 {{- $grace := default .grace $own.terminationGracePeriodSeconds | int64 -}}
 {{- if lt $grace (int64 .grace) }}{{ fail (printf "terminationGracePeriodSeconds of %s is %d s, but it needs %d s to end what it does" .name $grace (int64 .grace)) }}{{ end -}}

@@ -30,7 +30,7 @@
 {{- define "pointsman.times" -}}
 {{- $longest := 0.0 -}}
 {{- range $name, $deployment := .Values.config.deployments -}}
-{{- $longest = max $longest (default 300.0 (dig "timeouts" "total_s" nil $deployment) | float64) -}}
+{{- $longest = max $longest (default 300.0 (default dict $deployment.timeouts).total_s | float64) -}}
 {{- end -}}
 {{- $worker := default dict .Values.config.worker -}}
 {{- $drain := (hasKey $worker "drain_s" | ternary $worker.drain_s (maxf $longest 30.0)) | float64 | ceil | int64 -}}
@@ -40,8 +40,8 @@
 {{- if lt $grace $least -}}
 {{- fail (printf "config.pod_grace_s is %d s, but a worker may drain for %d s and a call may take %.0f s: it must be at least %d s" $grace $drain $longest $least) -}}
 {{- end -}}
-{{- $accept := dig "http" "accept_wait_s" 20 .Values.config | float64 | ceil | int64 -}}
 {{- $http := default dict .Values.config.http -}}
+{{- $accept := default 20.0 $http.accept_wait_s | float64 | ceil | int64 -}}
 {{- $goodbye := (hasKey $http "drain_s" | ternary $http.drain_s $longest) | float64 | ceil | int64 -}}
 {{- toYaml (dict "drain" $drain "worker" $grace "goodbye" $goodbye "http" (add .Values.http.preStopSeconds $goodbye 15) "inbox" (add $accept 20) "other" 30) -}}
 {{- end -}}
