@@ -50,7 +50,7 @@ from gateway.settings_values import (
 )
 from policies import pricebook
 from policies.cooldown import CooldownRule
-from policies.deployments import Deployment, Fallback, Limits, Modality, Tier, Timeouts
+from policies.deployments import SYNC_S, Deployment, Fallback, Limits, Modality, Tier, Timeouts
 from policies.pricebook import PriceBook, PriceBookError
 from policies.pricing import Meter, Price
 from policies.retries import Failure, RetryRule
@@ -475,6 +475,8 @@ class DeploymentSettings(Section):
             raise ValueError("replicas are for a gpu deployment, and stand in place of its url")
         if (self.sagemaker is not None) != (self.backend == "sagemaker"):
             raise ValueError("a sagemaker deployment, and no other, has a sagemaker section with at least its region")
+        if self.sagemaker is not None and self.sagemaker.realtime and (self.typical_s or 0.0) > SYNC_S:
+            raise ValueError(f"a realtime endpoint has {SYNC_S:.0f} s for a call, and typical_s is more")
         if (self.bedrock is not None) != (self.backend == "bedrock"):
             raise ValueError("a bedrock deployment, and no other, has a bedrock section with at least its region")
         if self.bedrock is not None and (Modality.VIDEO_GENERATION in self.modalities) != bool(self.bedrock.videos):

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from gateway.settings_section import Section
-from gateway.settings_values import Dollars, ServerUrl, Whole
+from gateway.settings_values import Dollars, Number, ServerUrl, Whole
 from policies.deployments import (
     LONGEST_RUN_S,
     LONGEST_TTL_S,
@@ -32,6 +32,7 @@ class SageMakerSettings(Section):
     request_ttl_s: Whole = Field(default=LONGEST_TTL_S, ge=SHORTEST_TTL_S, le=LONGEST_TTL_S)
     invocation_timeout_s: Whole = Field(default=USUAL_RUN_S, ge=1, le=LONGEST_RUN_S)
     realtime: bool = False
+    tokens_per_s: Number | None = Field(default=None, gt=0, le=100_000)
     usd_per_hour: Dollars | None = None
     aws_url: ServerUrl = Field(default="", max_length=2000)
 
@@ -39,6 +40,8 @@ class SageMakerSettings(Section):
     def _nothing_asynchronous(self) -> Self:
         if self.realtime and (self.queue or self.inputs):
             raise ValueError("a realtime endpoint answers at once: it has no queue and no inputs")
+        if self.tokens_per_s is not None and not self.realtime:
+            raise ValueError("tokens_per_s is of a realtime endpoint, which has 60 s for a call")
         return self
 
     def sagemaker(self) -> SageMaker:
@@ -52,6 +55,7 @@ class SageMakerSettings(Section):
             request_ttl_s=self.request_ttl_s,
             invocation_timeout_s=self.invocation_timeout_s,
             is_realtime=self.realtime,
+            tokens_per_s=self.tokens_per_s,
             usd_per_hour=self.usd_per_hour,
             aws_url=self.aws_url,
         )

@@ -87,6 +87,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")  # least first
 
 SYNC_BYTES = 6_291_456  # a synchronous SageMaker endpoint's most, both ways; API reference of InvokeEndpoint
 SYNC_S = 60.0  # the longest that it runs; there
+TOKEN_BYTES = 6  # that a token of an answer may take on the wire, generously
 SHORTEST_TTL_S, LONGEST_TTL_S = 60, 21_600  # that a call may wait at an asynchronous one; of InvokeEndpointAsync
 LONGEST_RUN_S, USUAL_RUN_S = 3_600, 900  # that it may run there, and where nothing is said; there
 
@@ -117,6 +118,7 @@ class SageMaker:
     request_ttl_s: int = LONGEST_TTL_S
     invocation_timeout_s: int = USUAL_RUN_S
     is_realtime: bool = False
+    tokens_per_s: float | None = None  # that one call of a synchronous endpoint makes
     usd_per_hour: Decimal | None = None  # of one instance
     aws_url: str = ""  # of a server that speaks AWS' protocols, in place of AWS
 
@@ -192,3 +194,11 @@ class Deployment:
     def max_body(self) -> int | None:
         """Bytes that a call may have; None: any number."""
         return SYNC_BYTES if self.sagemaker is not None and self.sagemaker.is_realtime else None
+
+    @property
+    def most_made(self) -> int | None:
+        """Tokens that a call may make in the time and the bytes that it has; None: any number."""
+        if self.sagemaker is None or not self.sagemaker.is_realtime:
+            return None
+        by_size, speed = SYNC_BYTES // TOKEN_BYTES, self.sagemaker.tokens_per_s
+        return by_size if speed is None else min(by_size, int(speed * SYNC_S))

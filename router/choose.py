@@ -273,6 +273,8 @@ def _nothing_fits(
     able = [option for option in options if rules.able(option, needs)]
     if able and not any(option.takes_size for option in able):
         return _too_large(able[0], others, needs)
+    if able and not any(option.makes_all for option in able):
+        return _too_slow(able[0], others, needs)
     if able:
         return _too_long(options, others, needs)
     needed = " and ".join([*sorted(modality.needs(endpoint, body)), *(each.word for each in needs)])
@@ -298,6 +300,15 @@ def _too_large(option: Option, others: Collection[Option], needs: Sequence[Abili
     return NoRoute(
         f"The request has {option.size:,} bytes, and {_shown(option.deployment.name)} takes"
         f" {option.deployment.max_body:,} at most. {_would_fit(others, needs)}",
+        "no_route",
+        "messages",
+    )
+
+
+def _too_slow(option: Option, others: Collection[Option], needs: Sequence[Ability]) -> NoRoute:
+    return NoRoute(
+        f"Up to {option.estimate.output_tokens:,} tokens are asked for, and {_shown(option.deployment.name)} makes"
+        f" {option.deployment.most_made:,} at most in one call. {_would_fit(others, needs)} Or lower max_tokens.",
         "no_route",
         "messages",
     )

@@ -25,14 +25,20 @@ class Option:
 
     @property
     def fits(self) -> bool:
-        """Whether input and output go into the window, and the body into a call."""
-        return self.window <= self.deployment.window and self.takes_size
+        """Whether input and output go into the window, the body into a call, and the answer into its bounds."""
+        return self.window <= self.deployment.window and self.takes_size and self.makes_all
 
     @property
     def takes_size(self) -> bool:
         """Whether the body goes into a call."""
         most = self.deployment.max_body
         return most is None or self.size <= most
+
+    @property
+    def makes_all(self) -> bool:
+        """Whether a call has the time and the bytes for so long an answer."""
+        most = self.deployment.most_made
+        return most is None or self.estimate.output_tokens <= most
 
     @property
     def by_price(self) -> tuple[bool, Decimal, str]:
@@ -169,4 +175,6 @@ def what_left(pool: Collection[Deployment], found: Sequence[Option], needed: Seq
             return Ruled(each.rule, f"only {tier} does {each.word}")
     if len(tiers_of([option for option in found if option.takes_size])) == 1:
         return Ruled("size", f"only {tier} takes a body of this size")
+    if len(tiers_of([option for option in found if option.makes_all])) == 1:
+        return Ruled("length", f"only {tier} gives so long an answer")
     return Ruled("window", f"about {min(option.window for option in found):,} tokens fit only {tier}")

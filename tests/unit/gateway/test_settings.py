@@ -275,6 +275,33 @@ def test_a_fault_is_named_with_file_line_key_and_what_is_expected(folder: Folder
 
 
 @pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("{request_ttl_s: 59}", "d.sagemaker.request_ttl_s: must be a whole number at least 60 and at most 21600"),
+        ("{request_ttl_s: 21601}", "d.sagemaker.request_ttl_s: must be a whole number at least 60 and at most 21600"),
+        (
+            "{invocation_timeout_s: 0}",
+            "d.sagemaker.invocation_timeout_s: must be a whole number at least 1 and at most 3600",
+        ),
+        (
+            "{invocation_timeout_s: 3601}",
+            "d.sagemaker.invocation_timeout_s: must be a whole number at least 1 and at most 3600",
+        ),
+        ("{realtime: true, queue: 'https://q/1'}", "d.sagemaker: a realtime endpoint answers at once"),
+        ("{tokens_per_s: 20}", "d.sagemaker: tokens_per_s is of a realtime endpoint"),
+        ("{realtime: true}", "d: a realtime endpoint has 60 s for a call, and typical_s is more"),
+    ],
+)
+def test_what_an_endpoint_of_sagemaker_does_not_take_is_refused_at_load(folder: Folder, place: str, said: str) -> None:
+    told = place.replace("{", "{region: us-east-1, ")
+    lines = ["backend: sagemaker", "model: m", "tier: light", "typical_s: 61", f"sagemaker: {told}"]
+
+    refusal = folder.refusal("deployments:\n  d:\n" + "".join(f"    {line}\n" for line in lines))
+
+    assert f": deployments.{said}" in refusal
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         ("price: {input: 0.15, output: 1}", "d.price.input: write it as a string, in quotes"),

@@ -195,6 +195,26 @@ def test_a_body_over_what_a_synchronous_endpoint_takes_goes_elsewhere_or_is_told
     assert "6,291,457 bytes, and 'sync' takes 6,291,456 at most. Would fit: 'big'." in named.message
 
 
+@pytest.mark.parametrize(("speed", "most"), [(20.0, 1200), (None, SYNC_BYTES // 6)])
+def test_an_answer_that_a_synchronous_endpoint_has_no_time_or_room_for_goes_elsewhere_or_is_told_why(
+    speed: float | None, most: int
+) -> None:
+    place = SageMaker("us-east-1", is_realtime=True, tokens_per_s=speed)
+    sync = replace(SYNC, sagemaker=place, window=10_000_000, max_output=5_000_000)
+    big = replace(HEAVY, window=10_000_000, max_output=5_000_000)
+    fitting, longer = ({**a_chat("Tell me all"), "max_tokens": tokens} for tokens in (most, most + 1))
+    assert chosen(decide("sync", fitting, sync, big)).route.deployment == "sync"
+
+    auto = chosen(decide("auto", longer, sync, big))
+    named = refused(decide("sync", longer, sync, big))
+    behind = chosen(decide("big", longer, replace(big, fallback=(Fallback("sync"),)), sync))
+
+    assert (auto.route.deployment, auto.route.reasons) == ("big", ("only heavy gives so long an answer",))
+    assert named.code == "no_route"
+    assert f"'sync' makes {most:,} at most in one call. Would fit: 'big'." in named.message
+    assert behind.route.left == ()
+
+
 def test_a_synchronous_endpoint_is_no_fallback_for_what_it_does_not_take() -> None:
     first = replace(HEAVY, fallback=(Fallback("sync"),))
 
