@@ -23,7 +23,7 @@ from consumers.aws.sagemaker_messages import Messages
 from consumers.aws.sagemaker_meters import Result, SageMakerMeters
 from consumers.aws.sagemaker_notices import CallName, Told
 from consumers.aws.sagemaker_objects import Objects
-from consumers.aws.sagemaker_patience import next_look
+from consumers.aws.sagemaker_patience import OpenCalls, next_look
 from consumers.aws.sagemaker_payloads import request
 from consumers.aws.sagemaker_reference import Reference
 from consumers.aws.sagemaker_results import Results
@@ -61,14 +61,15 @@ class SageMakerBackend:
         self._meters = meters
         self._instances = instances
         self._objects = Objects(aws, meters.denied)
-        self._endpoints = Endpoints(aws, deployments, meters, instances)
+        open_calls = OpenCalls()
+        self._endpoints = Endpoints(aws, deployments, meters, instances, open_calls)
         self._submits = Submits(aws, self._objects, self._endpoints)
-        self._results = Results(self._objects, self._endpoints, meters)
+        self._results = Results(self._objects, self._endpoints, meters, open_calls)
         self._messages = Messages(aws, [place_of(each) for each in deployments.values()], tenants, self._results.heard)
         self._unheard = UnheardCalls(scripts)
         self._looked_at = 0.0
         for name in deployments:
-            meters.oldest(name, partial(self._results.open_calls.oldest, name))
+            meters.oldest(name, partial(open_calls.oldest, name))
 
     @classmethod
     @asynccontextmanager

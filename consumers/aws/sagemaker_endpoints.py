@@ -11,6 +11,7 @@ import structlog
 from consumers.aws.sagemaker_aws import Aws
 from consumers.aws.sagemaker_instances import LOOKED_AT_EVERY, SEEN_EVERY_S, Instances
 from consumers.aws.sagemaker_meters import SageMakerMeters
+from consumers.aws.sagemaker_patience import OpenCalls
 from consumers.aws.sagemaker_scaling import COLD_S
 from consumers.aws.sagemaker_watch import EVERY_S, Watch
 from consumers.backend import BackendError
@@ -29,8 +30,10 @@ class Endpoints:
         deployments: Mapping[str, Deployment],
         meters: SageMakerMeters,
         instances: Mapping[str, Instances],
+        open_calls: OpenCalls,
     ) -> None:
         self._aws = aws
+        self._open_calls = open_calls
         self._deployments = deployments
         self._meters = meters
         self._instances = instances
@@ -61,6 +64,12 @@ class Endpoints:
             output = config.get("AsyncInferenceConfig", {}).get("OutputConfig", {})
             paths = output.get("S3OutputPath", "").rstrip("/"), output.get("S3FailurePath", "").rstrip("/")
             self._paths[deployment.model] = paths
+            if not paths[1]:
+                log.error(
+                    "endpoint_without_failure_path",
+                    deployment=deployment.name,
+                    fix="set S3FailurePath: a failure whose message is lost leaves nothing that can be found",
+                )
         return self._paths[deployment.model]
 
     def cold(self) -> Mapping[str, float]:
@@ -104,12 +113,10 @@ class Endpoints:
             await asyncio.sleep(EVERY_S)
 
     def _watch(self, deployment: Deployment, place: SageMaker) -> Watch:
-        async def variants() -> list[str]:
-            found = await self.described(deployment)
-            return [each["VariantName"] for each in found.get("ProductionVariants", [])]
-
         ask = partial(self._aws.ask, place, "cloudwatch", "get_metric_statistics")
-        return Watch(deployment, ask, variants, self._meters, since=datetime.now(UTC))
+        describe = partial(self.described, deployment)
+        oldest = partial(self._open_calls.oldest, deployment.name)
+        return Watch(deployment, ask, describe, self._meters, since=datetime.now(UTC), oldest=oldest)
 
 
 def place_of(deployment: Deployment) -> SageMaker:

@@ -44,15 +44,17 @@ PROCESSING = Figure("TotalProcessingTime", "Average", "Milliseconds")
 LATENCY = Figure("ModelLatency", "Average", "Microseconds")
 LEVELS = (BACKLOG, PER_INSTANCE, WITHOUT_CAPACITY, IN_BACKLOG, PROCESSING, LATENCY)
 
-EXPIRED = Figure("ExpiredRequests", "Sum", "Count")
 FAULTS: Mapping[str, str] = {
+    "ExpiredRequests": "calls wait there longer than sagemaker.request_ttl_s: more instances, or one at all",
     "NotificationFailures": "the endpoint's role may not publish to its topics, or not use their key: grant sns:Publish"
     " (and kms:GenerateDataKey*)",
     "ResponseUploadFailures": "the endpoint's role may not write its output: grant s3:PutObject"
     " (and kms:GenerateDataKey)",
     "RequestDownloadFailures": "the endpoint's role may not read its input: grant s3:GetObject (and kms:Decrypt)",
 }
-COUNTS = (EXPIRED, *(Figure(name, "Sum", "Count") for name in FAULTS))
+TIMES = (IN_BACKLOG, PROCESSING, LATENCY)
+NEVER_PUBLISHED = ("Invocations", "OverheadLatency")  # of an asynchronous endpoint
+COUNTS = tuple(Figure(name, "Sum", "Count") for name in FAULTS)
 
 
 def level(figure: Figure, points: Iterable[Datapoint]) -> float | None:
@@ -64,6 +66,17 @@ def level(figure: Figure, points: Iterable[Datapoint]) -> float | None:
 def counted(points: Iterable[Datapoint], *, since: datetime, until: datetime) -> float:
     """How many there were in the minutes that began from `since` on and were over at `until`."""
     return sum(point["Sum"] for point in points if since <= point["Timestamp"] < until)
+
+
+def odd_unit(figure: Figure, points: Iterable[Datapoint]) -> str | None:
+    """A unit of CloudWatch's that is not the documented one: whoever reads its graphs by the documents is wrong."""
+    return next((unit for point in points if (unit := point.get("Unit")) and unit != figure.unit), None)
+
+
+def dimensions(endpoint: str, variant: str = "") -> list[dict[str, str]]:
+    """Of the endpoint's series, or of its variant's, which are others."""
+    found = [{"Name": "EndpointName", "Value": endpoint}]
+    return [*found, {"Name": "VariantName", "Value": variant}] if variant else found
 
 
 def _scale(figure: Figure, point: Datapoint) -> float:

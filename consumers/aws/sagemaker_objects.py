@@ -31,8 +31,8 @@ class Objects:
     aws: Aws
     denied: Callable[[], None]
 
-    async def get(self, place: SageMaker, at: str) -> Written | None:
-        """None where there is none yet. Raises `BackendError` UNAVAILABLE where that cannot be told."""
+    async def get(self, place: SageMaker, at: str, *, most: int = LARGEST_ANSWER) -> Written | None:
+        """So much of it; None where there is none yet. Raises `BackendError` UNAVAILABLE where that cannot be told."""
         if not at:
             return None
         bucket, key = split(at)
@@ -42,7 +42,7 @@ class Objects:
             if error.code in ("NoSuchKey", "404"):
                 return None
             raise self._unseen(bucket, error) from error
-        data = await self.aws.in_thread(lambda: bytes(given["Body"].read(LARGEST_ANSWER)))
+        data = await self.aws.in_thread(lambda: bytes(given["Body"].read(most)))
         return Written(data, given["LastModified"].timestamp())
 
     async def find(self, place: SageMaker, readings: Sequence[str]) -> str:

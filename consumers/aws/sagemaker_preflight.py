@@ -6,7 +6,7 @@ but an object is put below `inputs` and taken away again, and a message goes thr
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -16,7 +16,18 @@ from uuid import uuid4
 from botocore.exceptions import BotoCoreError, ClientError
 
 from consumers.aws.sagemaker_clients import words
-from consumers.aws.sagemaker_figures import FAULTS, NAMESPACE
+from consumers.aws.sagemaker_figures import (
+    COUNTS,
+    FAULTS,
+    LEVELS,
+    NAMESPACE,
+    NEVER_PUBLISHED,
+    TIMES,
+    WITHOUT_CAPACITY,
+    Figure,
+    dimensions,
+    odd_unit,
+)
 from consumers.aws.sagemaker_notices import CANARY
 from policies.deployments import Deployment, SageMaker
 
@@ -168,24 +179,52 @@ class Preflight:
 
     def _of_figures(self, endpoint: Mapping[str, Any]) -> Iterator[Trouble]:
         """What failed silently during the last day."""
-        cloudwatch, now = self._client("cloudwatch"), datetime.now(UTC)
         for variant in endpoint.get("ProductionVariants", []):
-            for name, why in FAULTS.items():
-                found = cloudwatch.get_metric_statistics(
-                    Namespace=NAMESPACE,
-                    MetricName=name,
-                    Dimensions=[
-                        {"Name": "EndpointName", "Value": self._name},
-                        {"Name": "VariantName", "Value": variant["VariantName"]},
-                    ],
-                    StartTime=now - DAY,
-                    EndTime=now + timedelta(minutes=1),
-                    Period=int(DAY.total_seconds()),
-                    Statistics=["Sum"],
-                )
-                failed = sum(point["Sum"] for point in found["Datapoints"])
+            name = variant["VariantName"]
+            for figure in COUNTS:
+                failed = sum(point["Sum"] for point in self._last_day(figure, name))
                 if failed:
-                    yield Trouble(True, f"{name}: {failed:.0f} in the last day: {why}")
+                    yield Trouble(True, f"{figure.name}: {failed:.0f} in the last day: {FAULTS[figure.name]}")
+            for figure in TIMES:
+                unit = odd_unit(figure, self._last_day(figure, name))
+                if unit is not None:
+                    yield Trouble(False, f"{figure.name} is in {unit} and documented in {figure.unit}: read graphs so")
+            yield from self._deaf_alarms(name)
+
+    def _last_day(self, figure: Figure, variant: str) -> Sequence[Any]:
+        now = datetime.now(UTC)
+        found = self._client("cloudwatch").get_metric_statistics(
+            Namespace=NAMESPACE,
+            MetricName=figure.name,
+            Dimensions=dimensions(self._name, variant),
+            StartTime=now - DAY,
+            EndTime=now + timedelta(minutes=1),
+            Period=int(DAY.total_seconds()),
+            Statistics=[figure.statistic],
+        )
+        return list(found["Datapoints"])
+
+    def _deaf_alarms(self, variant: str) -> Iterator[Trouble]:
+        """Alarms of the operator's on series that stay empty, and so never ring."""
+        backlogs = [figure.name for figure in LEVELS if not figure.of_variant]
+        wrong = [(name, variant, "is only by EndpointName, without VariantName") for name in backlogs]
+        others = [figure.name for figure in (*LEVELS, *COUNTS) if figure.of_variant]
+        wrong += [(name, "", "is only by EndpointName and VariantName") for name in others]
+        wrong += [(name, each, "is not published") for name in NEVER_PUBLISHED for each in ("", variant)]
+        for metric, of_variant, why in wrong:
+            for alarm in self._alarms(metric, of_variant):
+                yield Trouble(False, f"the alarm {alarm['AlarmName']} never rings: {metric} {why}")
+
+    def _alarms(self, metric: str, variant: str) -> Iterator[Mapping[str, Any]]:
+        wanted = dimensions(self._name, variant)
+        found = self._client("cloudwatch").describe_alarms_for_metric(
+            Namespace=NAMESPACE, MetricName=metric, Dimensions=wanted
+        )
+        for alarm in found["MetricAlarms"]:
+            if sorted(each["Name"] + each["Value"] for each in alarm["Dimensions"]) == sorted(
+                each["Name"] + each["Value"] for each in wanted
+            ):
+                yield alarm
 
     def _of_scaling(self, endpoint: Mapping[str, Any]) -> Iterator[Trouble]:
         client = self._client("application-autoscaling")
@@ -196,7 +235,15 @@ class Preflight:
             ]
             policies = client.describe_scaling_policies(ServiceNamespace="sagemaker", ResourceId=at)["ScalingPolicies"]
             least = targets[0]["MinCapacity"] if targets else None
-            if least == 0 and not any(policy["PolicyType"] == "StepScaling" for policy in policies):
+            steps = [policy["PolicyARN"] for policy in policies if policy["PolicyType"] == "StepScaling"]
+            rung = [arn for alarm in self._alarms(WITHOUT_CAPACITY.name, "") for arn in alarm["AlarmActions"]]
+            if least == 0 and steps and not set(steps) & set(rung):
+                yield Trouble(
+                    True,
+                    f"no alarm on {WITHOUT_CAPACITY.name} has its step policy as its action: nothing starts the first"
+                    f" instance. `pointsman sagemaker scaling {self._name} --apply` makes it",
+                )
+            if least == 0 and not steps:
                 yield Trouble(
                     True,
                     "it scales to zero without a step policy on HasBacklogWithoutCapacity: nothing starts the first"

@@ -19,7 +19,7 @@ from policies.retries import Failure
 from router.job import Job, Stay
 
 LARGEST_FAILURE = 64 * 1024  # bytes of a container's own error
-SHOWN_FAILURE = 500  # characters of it
+SHOWN_FAILURE = 4000  # characters of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Results:
     objects: Objects
     endpoints: Endpoints
     meters: SageMakerMeters
-    open_calls: OpenCalls = field(default_factory=OpenCalls)
+    open_calls: OpenCalls
     _waits: defaultdict[str, Waits] = field(default_factory=lambda: defaultdict(Waits))
 
     def heard(self, told: Told) -> None:
@@ -70,7 +70,8 @@ class Results:
                     self.meters.result(deployment.name, self._way(deployment, known, told))
                 return made
             case Ending.FAILED:
-                failure = await self.objects.get(place_of(deployment), told.failure_at or known.failure_at)
+                at, place = told.failure_at or known.failure_at, place_of(deployment)
+                failure = await self.objects.get(place, at, most=LARGEST_FAILURE)
                 self.meters.result(deployment.name, self._way(deployment, known, told))
                 raise _failed(job, failure.data if failure else b"", told.reason)
             case Ending.EXPIRED:
@@ -136,7 +137,7 @@ class Results:
 
 def _failed(job: Job, failure: bytes, reason: str) -> BackendError:
     """A container's own error, which is in no fixed form: shown, bounded, never needed."""
-    shown = failure[:LARGEST_FAILURE].decode("utf-8", "replace").strip()
+    shown = failure.decode("utf-8", "replace").strip()
     detail = " ".join(each for each in (reason, shown[:SHOWN_FAILURE]) if each) or "the call failed"
     usage = Usage(input=job.estimate.input_tokens, basis=Basis.ESTIMATED)
     status = next((code for code in ("400", "413", "422") if f"({code})" in reason), "")

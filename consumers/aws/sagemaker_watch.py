@@ -1,12 +1,13 @@
 """Looks at an endpoint's own figures once a minute, and says aloud what SageMaker says only there."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
 
 from consumers.aws.sagemaker_figures import (
+    BACKLOG,
     COUNTS,
     FAULTS,
     IN_BACKLOG,
@@ -14,11 +15,14 @@ from consumers.aws.sagemaker_figures import (
     LEVELS,
     NAMESPACE,
     PERIOD_S,
+    TIMES,
     WITHOUT_CAPACITY,
     Datapoint,
     Figure,
     counted,
+    dimensions,
     level,
+    odd_unit,
 )
 from consumers.aws.sagemaker_meters import SageMakerMeters
 from policies.deployments import Deployment
@@ -31,18 +35,30 @@ SETTLED = timedelta(minutes=2)  # a minute's sum does not change any more
 STARTS = timedelta(minutes=15)  # an instance that was to come would be there
 
 Ask = Callable[..., Awaitable[Any]]  # CloudWatch' get_metric_statistics. Raises `BackendError`
-Describe = Callable[[], Awaitable[Sequence[str]]]  # the endpoint's variants. Raises `BackendError`
+Describe = Callable[[], Awaitable[Mapping[str, Any]]]  # the endpoint, as AWS does. Raises `BackendError`
 
 
 class Watch:
-    """Of one endpoint. A failure is counted once, in the minute after it cannot change any more."""
+    """Of one endpoint. A failure is counted once, in the minute after it cannot change any more.
+
+    `oldest` is the age of the oldest call that is known to be there, in seconds.
+    """
 
     def __init__(
-        self, deployment: Deployment, ask: Ask, variants: Describe, meters: SageMakerMeters, *, since: datetime
+        self,
+        deployment: Deployment,
+        ask: Ask,
+        describe: Describe,
+        meters: SageMakerMeters,
+        *,
+        since: datetime,
+        oldest: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._deployment = deployment
         self._ask = ask
-        self._variants = variants
+        self._describe = describe
+        self._oldest = oldest
+        self._odd: set[tuple[str, str]] = set()
         self._meters = meters
         self._counted_until = since.replace(second=0, microsecond=0)
         self._without_since: datetime | None = None
@@ -56,12 +72,14 @@ class Watch:
 
     async def look(self, now: datetime) -> None:
         """Raises `BackendError`; then nothing was counted, and the next look counts it."""
-        variants = await self._variants()
-        levels = {figure: level(figure, await self._points(figure, variants, now)) for figure in LEVELS}
+        variants = (await self._describe()).get("ProductionVariants", [])
+        names = [each["VariantName"] for each in variants]
+        points = {figure: await self._points(figure, names, now) for figure in LEVELS}
+        levels = {figure: level(figure, found) for figure, found in points.items()}
         until = (now - SETTLED).replace(second=0, microsecond=0)
         since = self._counted_until
         failed = {
-            figure: counted(await self._points(figure, variants, now), since=since, until=until) for figure in COUNTS
+            figure: counted(await self._points(figure, names, now), since=since, until=until) for figure in COUNTS
         }
         self.latency, self.in_backlog = levels[LATENCY], levels[IN_BACKLOG]
         for figure, value in levels.items():
@@ -72,6 +90,9 @@ class Watch:
                 self._meters.failed(self.name, figure, times)
                 self._say(figure, times)
         self._watch_capacity(levels[WITHOUT_CAPACITY], now)
+        self._watch_scaling(variants, levels[BACKLOG])
+        self._watch_silence(levels[BACKLOG])
+        self._watch_units(points)
 
     def _say(self, figure: Figure, times: float) -> None:
         log.error(
@@ -79,7 +100,7 @@ class Watch:
             deployment=self.name,
             figure=figure.name,
             times=times,
-            fix=FAULTS.get(figure.name, "calls wait there longer than sagemaker.request_ttl_s: more instances"),
+            fix=FAULTS[figure.name],
         )
 
     def _watch_capacity(self, lacks: float | None, now: datetime) -> None:
@@ -95,15 +116,43 @@ class Watch:
                 fix=f"`pointsman sagemaker scaling {self.name} --apply`, or see why none comes",
             )
 
+    def _watch_scaling(self, variants: Iterable[Mapping[str, Any]], backlog: float | None) -> None:
+        """An instance that goes takes the call with it that it runs."""
+        goes = any(each.get("DesiredInstanceCount", 0) < each.get("CurrentInstanceCount", 0) for each in variants)
+        if goes and backlog:
+            log.error(
+                "endpoint_scales_in_with_calls",
+                deployment=self.name,
+                calls=backlog,
+                fix="a scale-in cool-down longer than sagemaker.invocation_timeout_s:"
+                f" `pointsman sagemaker scaling {self.name} --apply`",
+            )
+
+    def _watch_silence(self, backlog: float | None) -> None:
+        """No figure is not a figure of 0."""
+        if backlog is None and self._oldest() >= STARTS.total_seconds():
+            log.error(
+                "endpoint_has_no_figures",
+                deployment=self.name,
+                oldest_s=round(self._oldest()),
+                fix="see whether cloudwatch:GetMetricStatistics is granted and the endpoint's name is right; alarms on"
+                " these series, and the scaling by them, do nothing meanwhile",
+            )
+
+    def _watch_units(self, points: Mapping[Figure, Iterable[Datapoint]]) -> None:
+        for figure in TIMES:
+            unit = odd_unit(figure, points[figure])
+            if unit is not None and (figure.name, unit) not in self._odd:
+                self._odd.add((figure.name, unit))
+                log.warning("figure_in_another_unit", figure=figure.name, unit=unit, documented=figure.unit)
+
     async def _points(self, figure: Figure, variants: Sequence[str], now: datetime) -> list[Datapoint]:
-        of_endpoint = [{"Name": "EndpointName", "Value": self._deployment.model}]
         points: list[Datapoint] = []
         for variant in variants if figure.of_variant else ("",):
-            of_variant = [{"Name": "VariantName", "Value": variant}] if variant else []
             found = await self._ask(
                 Namespace=NAMESPACE,
                 MetricName=figure.name,
-                Dimensions=of_endpoint + of_variant,
+                Dimensions=dimensions(self._deployment.model, variant),
                 StartTime=now - BACK,
                 EndTime=now,
                 Period=PERIOD_S,

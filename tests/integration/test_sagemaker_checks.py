@@ -73,6 +73,7 @@ def test_a_kind_that_is_not_the_settings_kind_is_an_error(at: AwsPlace) -> None:
         ("NotificationFailures", "sns:Publish"),
         ("ResponseUploadFailures", "s3:PutObject"),
         ("RequestDownloadFailures", "s3:GetObject"),
+        ("ExpiredRequests", "more instances"),
     ],
 )
 def test_what_the_role_may_not_do_is_found_in_the_endpoint_s_own_metrics(at: AwsPlace, figure: str, grant: str) -> None:
@@ -184,6 +185,50 @@ def test_zero_instances_without_the_second_policy_are_an_error_until_it_is_appli
         ServiceNamespace="sagemaker", ResourceIds=[f"endpoint/{at.name}/variant/AllTraffic"]
     )["ScalableTargets"]
     assert (target["MinCapacity"], target["MaxCapacity"]) == (0, 3)
+
+
+def test_a_step_policy_that_no_alarm_rings_is_an_error(at: AwsPlace, tmp_path: Path) -> None:
+    assert run(_settings(at, tmp_path), "sagemaker", "scaling", "patient", "--apply").exit_code == 0
+    at.client("cloudwatch").delete_alarms(AlarmNames=[f"{at.name}-backlog-without-capacity"])
+
+    [error] = errors(at)
+
+    assert "no alarm on HasBacklogWithoutCapacity" in error and "--apply" in error
+
+
+@pytest.mark.parametrize(
+    ("metric", "by_variant", "why"),
+    [
+        ("Invocations", True, "is not published"),
+        ("OverheadLatency", False, "is not published"),
+        ("ApproximateBacklogSize", True, "is only by EndpointName, without VariantName"),
+        ("ResponseUploadFailures", False, "is only by EndpointName and VariantName"),
+    ],
+)
+def test_an_alarm_on_a_series_that_stays_empty_is_a_warning(
+    at: AwsPlace, metric: str, by_variant: bool, why: str
+) -> None:
+    at.client("cloudwatch").put_metric_alarm(
+        AlarmName="mine", Namespace="AWS/SageMaker", MetricName=metric, Dimensions=_dimensions(at)[: 1 + by_variant],
+        Statistic="Sum", Period=60, EvaluationPeriods=1, Threshold=1.0, ComparisonOperator="GreaterThanThreshold",
+    )  # fmt: skip
+
+    found = [(each.is_error, each.message) for each in troubles(at)]
+    at.client("cloudwatch").delete_alarms(AlarmNames=["mine"])
+
+    assert found == [(False, f"the alarm mine never rings: {metric} {why}")]
+
+
+def test_a_time_in_another_unit_than_the_documented_one_is_a_warning(at: AwsPlace) -> None:
+    at.client("cloudwatch").put_metric_data(
+        Namespace="AWS/SageMaker",
+        MetricData=[{"MetricName": "TimeInBacklog", "Value": 2, "Unit": "Milliseconds", "Dimensions": _dimensions(at)}],
+    )
+
+    [trouble] = troubles(at)
+
+    assert not trouble.is_error
+    assert trouble.message.startswith("TimeInBacklog is in Milliseconds and documented in Microseconds")
 
 
 def test_a_cool_down_shorter_than_a_run_is_a_warning(at: AwsPlace, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import logging
 import sys
 from collections.abc import Iterable
 from threading import Thread
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 CONTROL = "/double/"
 LARGEST_CONTROL = 1024 * 1024
+DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 
 class _App:
@@ -50,8 +51,7 @@ class _App:
         if self.videos.takes(environ):
             return self.videos(environ, start_response)
         if not path.startswith(CONTROL):
-            answer: Iterable[bytes] = self._moto(environ, self._without_list(environ, start_response))
-            return answer
+            return self._without_list(environ, start_response)
         length = min(int(environ.get("CONTENT_LENGTH") or 0), LARGEST_CONTROL)
         given = json.loads(environ["wsgi.input"].read(length) or b"null")
         try:
@@ -71,16 +71,26 @@ class _App:
         start_response(status, [("content-type", "application/json"), ("content-length", str(len(body)))])
         return [body]
 
-    def _without_list(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> "StartResponse":
+    def _without_list(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         """Who may not list a bucket is told 403 of a key that is not there (S3's reference of GetObject)."""
         bucket = environ["PATH_INFO"].split("/")[1]
         if self.double is None or environ["REQUEST_METHOD"] not in ("GET", "HEAD") or not self.double.hides(bucket):
-            return start_response
+            answer: Iterable[bytes] = self._moto(environ, start_response)
+            return answer
+        said: list[Any] = []
 
-        def start(status: str, *more: Any) -> Any:
-            return start_response("403 Forbidden" if status.startswith("404") else status, *more)
+        def start(status: str, headers: Any, *more: Any) -> Any:
+            said[:] = [status, headers]
+            return lambda data: None
 
-        return cast("StartResponse", start)
+        body = b"".join(self._moto(environ, start))
+        status, headers = said
+        if status.startswith("404"):
+            status, headers = "403 Forbidden", [("content-type", "application/xml")]
+            body = b"" if environ["REQUEST_METHOD"] == "HEAD" else DENIED
+            headers.append(("content-length", str(len(body))))
+        start_response(status, headers)
+        return [body]
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
 """What CloudWatch's values mean: units, what is missing, and each failure counted once."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -84,11 +86,11 @@ async def test_a_watch_counts_a_failure_once_and_shows_the_levels_until_there_ar
     async def ask(**asked: object) -> dict[str, object]:
         return {"Datapoints": answers.get(str(asked["MetricName"]), [])}
 
-    async def variants() -> list[str]:
-        return ["AllTraffic"]
+    async def describe() -> Mapping[str, Any]:
+        return {"ProductionVariants": [{"VariantName": "AllTraffic"}]}
 
     registry = CollectorRegistry()
-    watch = Watch(a_deployment(), ask, variants, SageMakerMeters(registry), since=NOW - timedelta(minutes=5))
+    watch = Watch(a_deployment(), ask, describe, SageMakerMeters(registry), since=NOW - timedelta(minutes=5))
 
     await watch.look(NOW)
     shown = generate_latest(registry).decode()
