@@ -86,7 +86,8 @@ class ShippingBackend:
         """For these deployments. `poll_s` is how often AWS is asked how far a batch job or a video is."""
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="bedrock-jobs")
         shipments = Shipments(scripts)
-        shipper = Shipper(shipments, BedrockJobs(threads), asked, tuple(deployments.values()), poll_s=poll_s)
+        jobs, ours = BedrockJobs(threads), tuple(deployments.values())
+        shipper = Shipper(shipments, jobs, asked, ours, asked.board.epoch, poll_s=poll_s)
         try:
             videos = Videos(threads, asked, poll_s=poll_s)
             yield cls(live, shipments, shipper, asked, videos, look_s=look_s)

@@ -1,11 +1,13 @@
 """AWS' side of a shipment: its input and output in S3, and the one batch job of Bedrock between them."""
 
 import asyncio
+import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
@@ -20,6 +22,8 @@ ENDED = frozenset({"Completed", "PartiallyCompleted", "Failed", "Stopped", "Expi
 # Of the job itself; whatever else is wrong may pass, or an operator mends it.
 REFUSED = frozenset({"ValidationException", "ResourceNotFoundException"})
 SHOWN = 300  # characters of AWS' own words
+OLDEST = timedelta(days=10)  # of a batch job that somebody may still wait for: they run for seven at most
+LARGEST_NAMES = 16 * 1024 * 1024  # bytes
 
 
 class AwsError(Exception):
@@ -50,14 +54,51 @@ class BedrockJobs:
         self._threads = threads
         self._clients = AwsClients()
 
+    async def put_names(self, deployment: Deployment, id: str, records: Sequence[str]) -> None:
+        """Whose job it is and what is in it, for a board that has lost that; once, as the input."""
+        names = json.dumps({"deployment": deployment.name, "records": list(records)}).encode()
+        await self._put_once(deployment, id, "names.json", names)
+
+    async def names(self, deployment: Deployment, id: str) -> list[str]:
+        """The records of that shipment; none where it is another deployment's, or nobody wrote them down."""
+        bucket, key = self._at(deployment, id, "names.json")
+        s3 = self._clients.of(_of(deployment)[0], "s3")
+        try:
+            given = await self._in_thread(lambda: s3.get_object(Bucket=bucket, Key=key)["Body"].read(LARGEST_NAMES))
+            found = json.loads(given)
+        except _CodeError as error:
+            if error.code in ("NoSuchKey", "404"):
+                return []
+            raise
+        except ValueError:
+            return []
+        return [str(name) for name in found["records"]] if found.get("deployment") == deployment.name else []
+
+    async def lately(self, deployment: Deployment) -> Mapping[str, str]:
+        """The ARNs by shipment of the batch jobs that work at this place, and that somebody may still wait for."""
+        since, found, more = datetime.now(UTC) - OLDEST, dict[str, str](), dict[str, str]()
+        while True:
+            page = await self._call(
+                deployment,
+                "bedrock",
+                "list_model_invocation_jobs",
+                nameContains=_name(""),
+                submitTimeAfter=since,
+                maxResults=100,
+                **more,
+            )
+            for job in page.get("invocationJobSummaries", []):
+                id = str(job["jobName"]).removeprefix(_name(""))
+                bucket, out = self._at(deployment, id, "out/")
+                if job["outputDataConfig"]["s3OutputDataConfig"]["s3Uri"] == f"s3://{bucket}/{out}":
+                    found[id] = str(job["jobArn"])
+            if not page.get("nextToken"):
+                return found
+            more = {"nextToken": page["nextToken"]}
+
     async def put_input(self, deployment: Deployment, id: str, lines: BinaryIO) -> None:
         """Once: what was put first stays, as the job may be reading it."""
-        bucket, key = self._at(deployment, id, "in/records.jsonl")
-        try:
-            await self._call(deployment, "s3", "put_object", Bucket=bucket, Key=key, Body=lines, IfNoneMatch="*")
-        except _CodeError as error:
-            if error.code not in ("PreconditionFailed", "412"):
-                raise
+        await self._put_once(deployment, id, "in/records.jsonl", lines)
 
     async def create(self, deployment: Deployment, id: str) -> str:
         """Its ARN. Twice is once: AWS knows the token."""
@@ -111,6 +152,14 @@ class BedrockJobs:
         bucket, prefix = self._at(deployment, id, "out/")
         s3 = self._clients.of(_of(deployment)[0], "s3")
         return await self._in_thread(lambda: _downloaded(s3, bucket, prefix))
+
+    async def _put_once(self, deployment: Deployment, id: str, name: str, body: BinaryIO | bytes) -> None:
+        bucket, key = self._at(deployment, id, name)
+        try:
+            await self._call(deployment, "s3", "put_object", Bucket=bucket, Key=key, Body=body, IfNoneMatch="*")
+        except _CodeError as error:
+            if error.code not in ("PreconditionFailed", "412"):
+                raise
 
     def _at(self, deployment: Deployment, id: str, name: str) -> tuple[str, str]:
         bucket, _, prefix = _of(deployment)[1].place.removeprefix("s3://").partition("/")

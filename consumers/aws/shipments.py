@@ -72,6 +72,8 @@ class Shipments:
         self._leave = _script("leave")
         self._end = _script("end")
         self._page = _script("page")
+        self._adopt = _script("adopt")
+        self._epoch = _script("epoch")
 
     async def join(self, deployment: str, record: str, *, tenant: str, expires_at: float, patience_s: float) -> bool:
         """Let it wait, if it has so long until its deadline. True also where it waits already, or is in a shipment."""
@@ -104,7 +106,7 @@ class Shipments:
         return bool(await self._run(self._note, deployment, id, int(look_s * 1000), *fields))
 
     async def records(self, deployment: str, id: str) -> dict[str, str]:
-        """The tenants by record of what is still to be concluded."""
+        """The tenants by record of what is still to be concluded; '' where its job has not come again yet."""
         return _pairs(await self._run(self._records, deployment, id))
 
     async def tenants(self, deployment: str, records: Sequence[str]) -> dict[str, str]:
@@ -123,6 +125,14 @@ class Shipments:
     async def end(self, deployment: str, id: str) -> None:
         """Nothing of it is left to be concluded."""
         await self._run(self._end, deployment, id, KEPT_MS, KEPT)
+
+    async def adopt(self, deployment: str, id: str, arn: str, records: Sequence[str]) -> int:
+        """Follow a batch job that a lost board knew. How many of its records are in no other; 0 where it is known."""
+        return cast("int", await self._run(self._adopt, deployment, id, arn, *records))
+
+    async def epoch(self, deployment: str, whole: str = "") -> str:
+        """The epoch of the board in which all this is known to be `whole`; '' for none."""
+        return cast("bytes", await self._run(self._epoch, deployment, whole)).decode()
 
     async def page(self, deployment: str, *, most: int) -> tuple[int, Sequence[Shipment]]:
         """How many jobs wait, and the newest shipments."""

@@ -2,14 +2,14 @@
 
 Any number may run: a shipment is leased to one at a time, and each of its steps may be done twice. Its name is on the
 board before anything is asked of the provider, who knows it as the job's token, so that whoever comes after a crash
-finds the job and makes no second one.
+finds the job and makes no second one. A board that was lost finds all of them again, before anything else goes out.
 """
 
 import asyncio
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -36,6 +36,7 @@ AT_ONCE = 4  # shipments of a deployment that one process looks after in one rou
 NOTICES = 50  # told at once
 BODIES = 16  # read at once
 LARGEST_INPUT = 512 * 1024 * 1024  # bytes; the rest goes with another shipment
+STRANGERS_S = 1500.0  # after a loss of the board every job has come again by then: its record goes round in ten minutes
 REMEMBERED = 10_000  # records that were told and not concluded yet
 
 
@@ -63,6 +64,7 @@ class _Unloading:
     lines: BinaryIO | None
     seen: set[str] = field(default_factory=set)
     not_before: float = 0.0
+    since: float = 0.0
 
 
 class Shipper:
@@ -74,6 +76,7 @@ class Shipper:
         jobs: BedrockJobs,
         asked: AskedJobs,
         deployments: Sequence[Deployment],
+        epoch: Callable[[], Awaitable[str | None]],
         *,
         poll_s: float = POLL_S,
         clock: Callable[[], float] = time.monotonic,
@@ -83,6 +86,8 @@ class Shipper:
         self._jobs = jobs
         self._asked = asked
         self._deployments = [each for each in deployments if each.shipping is not None]
+        self._epoch = epoch
+        self._whole: dict[str, str] = {}
         self._poll_s = poll_s
         self._clock = clock
         self._unloading: dict[str, _Unloading] = {}
@@ -90,8 +95,12 @@ class Shipper:
     async def round(self) -> list[Notice]:
         """One step with everything that is to be looked at. Raises `BoardUnavailableError`."""
         notices: list[Notice] = []
+        if (epoch := await self._epoch()) is None:  # nothing is known before the board is made anew
+            return notices
         for deployment in self._deployments:
             assert deployment.shipping is not None
+            if not await self._has_all(deployment, epoch):
+                continue
             notices += await self._gathered(deployment, deployment.shipping)
             for shipment in await self._shipments.take(deployment.name, lease_s=LEASE_S, most=AT_ONCE):
                 try:
@@ -113,6 +122,23 @@ class Shipper:
             if unloading.lines is not None:
                 unloading.lines.close()
         self._unloading.clear()
+
+    async def _has_all(self, deployment: Deployment, epoch: str) -> bool:
+        """Whether the board knows all batch jobs of the deployment: those that a lost one knew are found at AWS."""
+        if self._whole.get(deployment.name) == epoch:
+            return True
+        try:
+            if await self._shipments.epoch(deployment.name) != epoch:
+                for id, arn in (await self._jobs.lately(deployment)).items():
+                    records = await self._jobs.names(deployment, id)
+                    if records and (size := await self._shipments.adopt(deployment.name, id, arn, records)):
+                        log.warning("shipment_found_again", deployment=deployment.name, shipment=id, records=size)
+                await self._shipments.epoch(deployment.name, epoch)
+        except AwsError as error:
+            log.error("shipments_not_looked_for", deployment=deployment.name, error=str(error))
+            return False
+        self._whole[deployment.name] = epoch
+        return True
 
     async def _gathered(self, deployment: Deployment, rule: Shipping) -> list[Notice]:
         now, waiting = await self._shipments.waiting(deployment.name, most=rule.most)
@@ -138,7 +164,7 @@ class Shipper:
             case Phase.ENDED if shipment.id not in self._unloading:
                 lines = await self._jobs.output(deployment, shipment.id) if shipment.arn else None
                 left = await self._shipments.records(deployment.name, shipment.id)
-                self._unloading[shipment.id] = _Unloading(deployment, shipment, left, lines)
+                self._unloading[shipment.id] = _Unloading(deployment, shipment, left, lines, since=self._clock())
 
     async def _send(self, deployment: Deployment, rule: Shipping, shipment: Shipment) -> None:
         arn = await self._jobs.find(deployment, shipment.id)
@@ -148,6 +174,7 @@ class Shipper:
                     await self._ended(deployment, shipment, "TooFew", "")
                     return
                 lines.seek(0)
+                await self._jobs.put_names(deployment, shipment.id, await self._names(deployment, shipment))
                 await self._jobs.put_input(deployment, shipment.id, lines)
             try:
                 arn = await self._jobs.create(deployment, shipment.id)
@@ -177,6 +204,9 @@ class Shipper:
                 renewed = self._clock()
                 await self._shipments.note(deployment.name, shipment.id, look_s=LEASE_S)
         return written
+
+    async def _names(self, deployment: Deployment, shipment: Shipment) -> Sequence[str]:
+        return sorted(await self._shipments.records(deployment.name, shipment.id))
 
     async def _line(self, deployment: Deployment, record: str, tenant: str) -> bytes | None:
         job = await self._asked.of_attempt(tenant, *job_of(record))
@@ -215,8 +245,12 @@ class Shipper:
             await self._shipments.end(deployment.name, shipment.id)
             self._drop(unloading)
             return []
-        missing = [(record, tenant) for record, tenant in left.items() if record not in unloading.seen]
-        if not missing:  # told, and not concluded: told again
+        strangers = [record for record, tenant in left.items() if not tenant]
+        if self._clock() - unloading.since > STRANGERS_S:
+            for record in strangers:  # concluded before the board was lost
+                await self._shipments.leave(deployment.name, record, How.LATE)
+        missing = [(record, tenant) for record, tenant in left.items() if tenant and record not in unloading.seen]
+        if not missing:  # told, and not concluded: told again; or its job is still to come
             unloading.seen.clear()
             unloading.left, unloading.not_before = left, self._clock() + PASS_S
             if unloading.lines is not None:
@@ -232,10 +266,10 @@ class Shipper:
         notices: list[Notice] = []
         while unloading.lines is not None and len(notices) < NOTICES and (text := unloading.lines.readline()):
             found = bedrock_records.output(text)
-            if found is None or found.record not in unloading.left or found.record in unloading.seen:
+            tenant = unloading.left.get(found.record) if found is not None else None
+            if found is None or not tenant or found.record in unloading.seen:
                 continue
             unloading.seen.add(found.record)
-            tenant = unloading.left[found.record]
             notices.append(self._telling(unloading.deployment, found.record, tenant, found, found.error))
         return notices
 

@@ -23,6 +23,7 @@ from consumers.backend import NoticingBackend, PlacedBackend, RecoveringBackend
 from consumers.backend_echo import EchoBackend
 from consumers.collector import Collector
 from consumers.retrier import Retrier
+from consumers.worker import Bounds
 from policies.deployments import Bedrock, Deployment, Limits
 from policies.pricing import Meter, Price
 from policies.shipping import Shipping
@@ -86,14 +87,17 @@ class Place:
         )
 
     @asynccontextmanager
-    async def running(self, *, workers: int = 1, collectors: int = 1) -> AsyncGenerator[None]:
+    async def running(
+        self, *, workers: int = 1, collectors: int = 1, handed_off_s: float = 600.0
+    ) -> AsyncGenerator[None]:
         """A worker, the retriers and so many collectors, each with a backend of its own."""
         stop, bench = asyncio.Event(), self.bench
         asked = AskedJobs(bench.board, bench.payloads)
         opened = ShippingBackend.open(EchoBackend(), bench.scripts, asked, bench.deployments, look_s=0.05, poll_s=0.1)
         async with opened as backend, asyncio.TaskGroup() as tasks:
             for _ in range(workers):
-                tasks.create_task(bench.worker(backend).run(stop))
+                worker = bench.worker(backend, bounds=Bounds(drain_s=5.0, handed_off_s=handed_off_s))
+                tasks.create_task(worker.run(stop))
             for topic in topics.RETRIES:
                 tasks.create_task(Retrier(bench.log, bench.board, topic).run(stop))
             for _ in range(collectors):
@@ -354,6 +358,68 @@ async def test_a_worker_that_died_before_it_said_that_a_job_waits_cost_nothing(p
     assert [(view.state, view.attempts) for view in views] == [(JobState.COMPLETED, 1)] * 3
     assert [each["total_records"] for each in await place.batch_jobs()] == [3]
     assert {line["outcome"] for row in await place.bench.charges() for line in row["lines"]} == {"completed"}
+
+
+async def test_a_board_that_was_lost_finds_its_batch_job_again_and_nothing_is_run_or_paid_twice(place: Place) -> None:
+    await place.turn(hold="InProgress")
+    jobs = [await place.patient(f"words of job {n}") for n in range(5)]
+    async with place.running(handed_off_s=1.0):
+        await until(lambda: _is_at_aws(place, 1), within=LONG_S)
+    await _wipe(place.bench)
+    await place.bench.rebuild()
+    async with place.running(handed_off_s=1.0):
+        await until(lambda: _has_tenants(place, 5), within=LONG_S)
+        await place.turn(hold="")
+        views = await place.bench.ended(*jobs, within=LONG_S)
+        await until(lambda: _is_over(place), within=LONG_S)
+
+    assert [(view.state, view.attempts) for view in views] == [(JobState.COMPLETED, 1)] * 5
+    said = [json.loads(view.result or b"{}")["choices"][0]["message"]["content"] for view in views]
+    assert said == [f"words of job {n}" for n in range(5)]
+    [batch_job] = await place.batch_jobs()
+    assert (batch_job["creations"], batch_job["total_records"]) == (1, 5)
+    charges = await place.bench.charges()
+    assert len(charges) == 5
+    assert {line["tier"] for row in charges for line in row["lines"]} == {"batch"}
+    [shipment] = await place.shipments()
+    assert shipment.counts == {How.ANSWERED: 5}
+
+
+async def test_a_batch_job_that_was_concluded_before_the_board_was_lost_is_not_charged_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipper, "STRANGERS_S", 0.5)
+    monkeypatch.setattr(shipper, "PASS_S", 0.1)
+    jobs = [await place.patient() for _ in range(3)]
+    async with place.running():
+        await place.bench.ended(*jobs, within=LONG_S)
+        await until(lambda: _is_over(place), within=LONG_S)
+    await _wipe(place.bench)
+    await place.bench.rebuild()
+    async with place.running():
+        await until(lambda: _has_shipments(place, 1), within=LONG_S)
+        await until(lambda: _is_over(place), within=LONG_S)
+
+    [shipment] = await place.shipments()
+    assert shipment.counts == {How.LATE: 3}
+    assert len(await place.batch_jobs()) == 1
+    assert len(await place.bench.charges()) == 3
+
+
+async def _wipe(bench: Bench) -> None:
+    """Everything but the log, which on a cluster is on Kafka."""
+    names = [name async for name in bench.redis.scan_iter(count=1000) if not name.startswith(b"log")]
+    await bench.redis.delete(*names)
+
+
+async def _has_tenants(place: Place, count: int) -> bool:
+    """Whether so many jobs have come again."""
+    found = [await Shipments(place.bench.scripts).records("small", each.id) for each in await place.shipments()]
+    return sum(bool(tenant) for records in found for tenant in records.values()) == count
+
+
+async def _has_shipments(place: Place, count: int) -> bool:
+    return len(await place.shipments()) == count
 
 
 async def _is_over(place: Place) -> bool:
