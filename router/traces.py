@@ -4,6 +4,8 @@ Loaded where `traces.url` is set, and only there.
 """
 
 import asyncio
+import logging
+import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import MappingProxyType
@@ -23,6 +25,7 @@ from policies.pricing import Usage
 from router.job import Job
 
 EXPORT_S = 5.0
+LAST_EXPORT_S = 3.0  # of what waits when the process ends
 # As the semantic conventions name them; what is not there goes by the backend's name.
 PROVIDERS: Mapping[str, str] = MappingProxyType({"bedrock": "aws.bedrock", "sagemaker": "aws.sagemaker"})
 OPERATIONS: Mapping[str, str] = MappingProxyType(
@@ -82,7 +85,7 @@ class Traces:
     @classmethod
     @asynccontextmanager
     async def exported(cls, url: str, *, process: str, share: float, log: str) -> AsyncGenerator["Traces"]:
-        """Sent to `url` from a thread, in the background; more than 2,048 that wait are dropped.
+        """Sent to `url` from a thread, in the background; more than 2,048 that wait are dropped. Leaving takes 3 s.
 
         Of the callers' traces those that they have chosen, of the others this `share`. `log` is `kafka` or
         `redis_streams`.
@@ -92,11 +95,17 @@ class Traces:
             sampler=ParentBased(TraceIdRatioBased(share)),
             shutdown_on_exit=False,
         )
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=EXPORT_S)))
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # once a batch, not at each try
+        exporter = OTLPSpanExporter(endpoint=url, timeout=EXPORT_S)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
         try:
             yield cls(provider.get_tracer("pointsman"), log=log)
         finally:
-            await asyncio.to_thread(provider.shutdown)
+            ending = threading.Thread(target=provider.shutdown, daemon=True)
+            ending.start()
+            await asyncio.to_thread(ending.join, LAST_EXPORT_S)
+            if ending.is_alive():  # nobody takes them
+                exporter.shutdown()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def accepting(self, endpoint: str, job_id: str, tenant: str, parent: str | None) -> Iterator[Span]:

@@ -27,6 +27,7 @@ from tests.prometheus import Prometheus, prometheus
 from tools.kafka.broker import free_ports
 
 MARKER = "zyxwvu-marker-0815"  # in everything that a client says and a model answers
+NOTE = "wvutsr-note-2342"  # a client's own text about a job
 SECRET = "whsec_" + b64encode(b"hook-secret-of-the-observed-run").decode()
 UPSTREAM_KEY = "sk-upstream-observed-4711"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -246,7 +247,7 @@ class _Everything:
     async def _job(self, say: str, *, tenant: str = "default", model: str = "auto", **fields: Any) -> str:
         answer = await self._post(
             "/v1/chat/completions",
-            self._body(say, model) | {"async": True, "metadata": {"note": MARKER}} | fields,
+            self._body(say, model) | {"async": True, "metadata": {"note": NOTE}} | fields,
             tenant,
         )
         assert answer.status_code == 202, answer.text

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(300)
+
 HEAVY = ["litellm", "boto3", "botocore", "openai"]
 UV = shutil.which("uv") or str(ROOT / ".tools" / "uv" / "bin" / "uv")
 LOADS = "import importlib.util, json, sys; print(json.dumps([n for n in sys.argv[1:] if importlib.util.find_spec(n)]))"
@@ -126,7 +128,7 @@ def test_an_image_has_what_it_runs_and_nothing_else(
 def _run(*command: str) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("POINTSMAN_", "PYTHON"))}
     done = subprocess.run(
-        command, cwd=ROOT, env=environ | {"PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True, timeout=110,
+        command, cwd=ROOT, env=environ | {"PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True, timeout=250,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
