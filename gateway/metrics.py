@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from gateway.histogram import Histogram
 from gateway.reading import Inflight
 from policies.quota import Shadow
 from router.shares import Shares
@@ -40,11 +41,11 @@ class Metrics:
         self._seconds = Histogram(
             "pointsman_http_request_seconds",
             "From the request's head to the answer's first byte.",
-            ["route"],
-            buckets=SECONDS,
-            registry=self.registry,
+            SECONDS,
+            self.registry,
+            label="route",
         )
-        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._answers: dict[tuple[str, int], Counter] = {}
         self._accepted: dict[tuple[str, str], Counter] = {}
         self._jobs = Counter(
             "pointsman_jobs_accepted", "Jobs that were accepted.", ["lane", "class"], registry=self.registry
@@ -52,8 +53,8 @@ class Metrics:
         self._accepts = Histogram(
             "pointsman_accept_seconds",
             "From a checked request to a job that cannot be lost.",
-            buckets=SECONDS,
-            registry=self.registry,
+            SECONDS,
+            self.registry,
         )
         self._refused = Counter(
             "pointsman_quota_refusals",
@@ -90,12 +91,9 @@ class Metrics:
         """One answer has begun. `route` is a route's template, never a path."""
         kept = self._answers.get((route, status))
         if kept is None:  # to look labels up takes longer than to count
-            kept = self._answers[route, status] = (
-                self._requests.labels(route, str(status)),
-                self._seconds.labels(route),
-            )
-        kept[0].inc()
-        kept[1].observe(seconds)
+            kept = self._answers[route, status] = self._requests.labels(route, str(status))
+        kept.inc()
+        self._seconds.observe(seconds, route)
 
     def refused(self, limit: str, *, is_budget: bool) -> None:
         """A caller was over a limit."""
