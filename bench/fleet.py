@@ -1,21 +1,34 @@
 """Six simulated engines behind one deployment: what prefix affinity brings, and what their failures cost.
 
-    python -m bench.fleet [--seconds 36] [--rate 3] [--workers 2] [--log streams|kafka]
+    python -m bench.fleet [--traffic chat|extraction] [--seconds 36] [--seed 1] [--workers 2] [--log streams|kafka]
 
-The engines (`bench/engine_double.py`) have vLLM's metrics, queue and prefix cache. Jobs of mixed size from two dozen
-families that share a beginning come at random moments (Poisson) through the real gateway and workers.
+The engines (`bench/engine_double.py`) have vLLM's metrics, queue and prefix cache, and the measures of an 8B model in
+16 bits on a card of 24 GB: 3,000 tokens of prompts a second, 20 tokens a second of each answer, eight answers side by
+side, 2,000 blocks of 16 tokens (the 4 GB that are left, at 128 KiB a token). Jobs come at random moments (Poisson)
+through the real gateway and workers. Each belongs to a family that shares a beginning (instructions, tools, a
+document); one engine can keep a quarter of these, and all together each. Some 275 tokens of its own follow. There is
 
-First all engines are equal and well, for a third of `--seconds` each without and with prefix affinity. Then one is
-slow, one lies about its health (200, while every call fails), one is killed and comes back later, and two are restarted
-one after the other, drained before, while jobs come for `--seconds`. The same jobs at the same moments are then given
-to an oracle (`bench/fleet_oracle.py`) that knows every queue, cache and outage, and both times are compared.
+- `chat`: prompts of 1,000 tokens and answers of 130 in the middle, 180 on average; all goes four times as fast, so that
+  it is over in a minute
+- `extraction`: prompts of 2,200 tokens and answers of 25: to compute prompts is most of the work, and a miss costs ten
+  times what a hit does
+
+When a phase begins each engine has computed beginnings drawn at random, as after a long time without affinity. First
+all engines are equal and well, for half of `--seconds` each without and with affinity, at half of the rate, which is
+all that they can take without. Then one is slow, one lies about its health (200, while every call fails), one is killed
+and comes back later, and two are restarted one after the other, drained before, while jobs come for `--seconds` at a
+rate that uses 70 to 80 % of what is left (`utilisation` says how much it was). The same jobs at the same moments are
+then given to an oracle (`bench/fleet_oracle.py`) that knows every queue, every cache, how long an answer will be and
+who is of use now, but not what will fail, and both times are compared. What comes in the first quarter is done by both
+and not compared.
 
 The last line is one JSON object:
 
 - `jobs`, `lost`: accepted, and not completed
 - `p50_s`, `p95_s`, `oracle_p50_s`, `oracle_p95_s`, `p95_over_oracle`: from accepted to done, with failures
+- `utilisation`: of the slots that were of use, as the oracle used them
 - `retries_share`: failed attempts over all attempts, with failures
-- `uneven`: without failures and affinity, the largest difference of an engine's calls to the mean, over the mean
+- `uneven`, `uneven_with_affinity`: without failures, an engine's largest difference to the mean of calls, over the mean
 - `hit_rate`, `random_hit_rate`, `hit_rate_over_random`: prompt tokens that were in a cache, with and without affinity
 - `most_waiting`: the most requests that ever waited inside an engine
 
@@ -25,6 +38,7 @@ Exit code 1 when a job was lost.
 import argparse
 import asyncio
 import json
+import math
 import random
 import statistics
 import sys
@@ -44,7 +58,7 @@ from rich.table import Table
 from bench.audit import settled
 from bench.crew import crew
 from bench.engine_double import BLOCK, CHARACTERS
-from bench.fleet_oracle import Server, Work, latencies
+from bench.fleet_oracle import Outage, Server, Work, served
 from bench.jobs import FILLER
 from bench.servers import LIMITS, TENANT, Stage, stage
 from router.board import JobView
@@ -53,26 +67,53 @@ from tools.kafka.broker import free_ports
 
 ENGINES = 6
 SLOW, LIAR, DIES, RESTARTED = 5, 4, 3, (0, 1)
-SLOTS, PREFILL, DECODE, CACHE = 8, 3000.0, 20.0, 300
+SLOTS, PREFILL, DECODE, BLOCKS = 8, 3000.0, 20.0, 2000
 SLOWNESS = 0.5
-FAMILIES = 24
-FAMILY_CHARACTERS = 3200
+LEARNING = 0.25  # of the jobs are not compared
 PATH = "/v1/chat/completions"
 PATIENCE_S = 60.0
 LOOK_S = 0.05
 Due = tuple[float, dict[str, Any]]  # when a job comes, and its body
-WELL = 6  # times as many jobs come while nothing fails, and they are a third as long
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What jobs are like: families and the characters that begin each, tokens of answers (median, sigma, most).
+
+    Everything goes `faster` than on the card; `rate` is jobs a second.
+    """
+
+    families: int
+    characters: int
+    answer: tuple[float, float, int]
+    faster: float
+    rate: float
+
+    @property
+    def warm(self) -> int:
+        """Beginnings that an engine has computed when a phase begins: more than it can keep."""
+        return self.families // 3
+
+    def beginning(self, family: int) -> str:
+        """What its prompts begin with."""
+        return _text(f"Family {family}. ", self.characters)
+
+
+TRAFFIC = {
+    "chat": Traffic(families=160, characters=3200, answer=(129.0, 0.8, 1000), faster=4.0, rate=15.0),
+    "extraction": Traffic(families=64, characters=8000, answer=(24.5, 0.6, 120), faster=1.0, rate=14.0),
+}
 
 
 @dataclass(slots=True)
 class Engine:
-    """A simulated one on a port of its own. `outages` are moments from when until when it was of no use."""
+    """A simulated one on a port of its own."""
 
     number: int
     port: int
     folder: Path
     speed: float = 1.0
-    outages: list[tuple[float, float]] = field(default_factory=list)
+    outages: list[Outage] = field(default_factory=list)
     process: asyncio.subprocess.Process | None = None
 
     @property
@@ -82,7 +123,13 @@ class Engine:
 
     async def start(self) -> None:
         """Until it listens."""
-        rates = {"slots": SLOTS, "prefill": PREFILL * self.speed, "decode": DECODE * self.speed, "cache": CACHE}
+        rates = {
+            "slots": SLOTS,
+            "prefill": PREFILL * self.speed,
+            "decode": DECODE * self.speed,
+            "kv": BLOCKS,
+            "cache": BLOCKS,
+        }
         options = [word for name, value in rates.items() for word in (f"--{name}", str(value))]
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bench.engine_double", "--port", str(self.port), *options),
@@ -103,6 +150,14 @@ class Engine:
         async with client.post(f"{self.url}/_double/mode", json={"mode": mode}) as answer:
             answer.raise_for_status()
 
+    async def begin(self, client: aiohttp.ClientSession, traffic: Traffic, draw: random.Random) -> list[str]:
+        """New books, and a cache of beginnings drawn at random, which are returned."""
+        await self.become(client, "fresh")
+        prompts = [traffic.beginning(draw.randrange(traffic.families)) for _ in range(traffic.warm)]
+        async with client.post(f"{self.url}/_double/warm", json={"prompts": prompts}) as answer:
+            answer.raise_for_status()
+        return prompts
+
     async def calls(self, client: aiohttp.ClientSession) -> dict[str, int]:
         """What came to it."""
         async with client.get(f"{self.url}/_double/calls") as answer:
@@ -116,10 +171,16 @@ class Engine:
         new.write_text(json.dumps({"url": self.url, "drain": drain}), encoding="utf-8")
         new.replace(path)
 
-    def server(self, since: float) -> Server:
-        """As the oracle knows it; moments are after `since`."""
-        outages = [(start - since, stop - since) for start, stop in self.outages]
-        return Server(SLOTS, PREFILL * self.speed, DECODE * self.speed, CACHE, outages)
+    def server(self, since: float, prompts: Sequence[str]) -> Server:
+        """As the oracle knows it, with what it had computed; moments are after `since`."""
+        outages = [
+            Outage(each.closed - since, None if each.dies is None else each.dies - since, each.until - since)
+            for each in self.outages
+        ]
+        found = Server(SLOTS, PREFILL * self.speed, DECODE * self.speed, BLOCKS, outages)
+        for prompt in prompts:
+            found.warm(_blocks(prompt))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +196,14 @@ class Ran:
         """Jobs that were not completed."""
         return sum(view.state is not JobState.COMPLETED for view in self.views)
 
-    @property
-    def seconds(self) -> list[float]:
-        """From accepted to done, of those that were."""
-        return [view.finished_at - view.job.created_at for view in self.views if view.finished_at is not None]
-
-    def works(self) -> list[Work]:
-        """The same jobs for the oracle."""
+    def works(self) -> list[tuple[Work, float | None]]:
+        """The same jobs for the oracle, as they came, each with its seconds from accepted to done."""
         pairs = zip(self.bodies, self.views, strict=True)
         return [
-            Work(view.job.created_at - self.began, _blocks(body), body["max_tokens"])
+            (
+                Work(view.job.created_at - self.began, _blocks(_prompt(body)), body["max_tokens"]),
+                None if view.finished_at is None else view.finished_at - view.job.created_at,
+            )
             for body, view in sorted(pairs, key=lambda pair: pair[1].job.created_at)
         ]
 
@@ -153,7 +212,11 @@ def main() -> int:
     """Measure, print, and say with the exit code whether every job was completed."""
     given = _arguments()
     figures = uvloop.run(_drill(given))
-    table = Table("figure", "value", title=f"{ENGINES} engines, {given.workers} workers, {given.rate:g} jobs a second")
+    table = Table(
+        "figure",
+        "value",
+        title=f"{ENGINES} engines, {given.workers} workers, {given.rate:g} jobs a second, {given.traffic}",
+    )
     for name, value in figures.items():
         table.add_row(name, str(value))
     Console(width=100).print(table)
@@ -164,93 +227,124 @@ def main() -> int:
 async def _drill(given: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="pointsman-fleet-") as name:
         folder = Path(name)
-        engines = [Engine(number, port, folder) for number, port in enumerate(free_ports(ENGINES))]
+        engines = [
+            Engine(number, port, folder, TRAFFIC[given.traffic].faster)
+            for number, port in enumerate(free_ports(ENGINES))
+        ]
         try:
             await asyncio.gather(*(each.start() for each in engines))
             for each in engines:
                 each.list()
             async with _gateway(given, folder) as (place, client):
-                part, rate = given.seconds / 3, WELL * given.rate
-                spread, uneven, by_chance = await _well(place, client, engines, "spread", part, rate)
-                near, _, by_affinity = await _well(place, client, engines, "chat", part, rate)
-                ran, waiting = await _with_failures(place, client, engines, given)
+                spread = await _well(place, client, engines, "spread", given)
+                near = await _well(place, client, engines, "chat", given)
+                failing = await _with_failures(place, client, engines, given)
         finally:
             await asyncio.gather(*(each.kill() for each in engines))
-    return _figures(ran, engines, [spread, near, ran], uneven, by_chance, by_affinity, waiting)
+    return _figures(spread, near, failing, engines, given)
+
+
+@dataclass(frozen=True, slots=True)
+class Well:
+    """What came of a phase in which nothing failed."""
+
+    ran: Ran
+    uneven: float
+    hit_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """What came of the phase with failures. `warm`: what each engine had computed before."""
+
+    ran: Ran
+    warm: Sequence[Sequence[str]]
+    most_waiting: int
 
 
 def _figures(
-    ran: Ran,
-    engines: Sequence[Engine],
-    all_ran: Sequence[Ran],
-    uneven: float,
-    by_chance: float,
-    by_affinity: float,
-    waiting: int,
+    spread: Well, near: Well, failing: Failing, engines: Sequence[Engine], given: argparse.Namespace
 ) -> dict[str, float]:
-    ours, at_best = ran.seconds, latencies(ran.works(), [each.server(ran.began) for each in engines])
+    ran = failing.ran
+    works = ran.works()
+    servers = [each.server(ran.began, warm) for each, warm in zip(engines, failing.warm, strict=True)]
+    at_best = served([work for work, _ in works], servers)
+    counts = [work.at >= _learning(given) for work, _ in works]
+    ours = [seconds for (_, seconds), counted in zip(works, counts, strict=True) if counted and seconds is not None]
+    best = [each for each, counted in zip(at_best, counts, strict=True) if counted]
+    best_s = [each.seconds for each in best]
     attempts = sum(view.attempts for view in ran.views)
     return {
-        "jobs": sum(len(each.views) for each in all_ran),
-        "lost": sum(each.lost for each in all_ran),
+        "jobs": sum(len(each.views) for each in (spread.ran, near.ran, ran)),
+        "lost": sum(each.lost for each in (spread.ran, near.ran, ran)),
         "p50_s": round(statistics.median(ours), 3),
-        "oracle_p50_s": round(statistics.median(at_best), 3),
+        "oracle_p50_s": round(statistics.median(best_s), 3),
         "p95_s": round(_p95(ours), 3),
-        "oracle_p95_s": round(_p95(at_best), 3),
-        "p95_over_oracle": round(_p95(ours) / _p95(at_best), 3),
+        "oracle_p95_s": round(_p95(best_s), 3),
+        "p95_over_oracle": round(_p95(ours) / _p95(best_s), 3),
+        "utilisation": round(sum(each.held_s for each in best) / _slot_seconds(engines, ran, given), 3),
         "retries_share": round((attempts - len(ran.views)) / attempts, 4),
-        "uneven": round(uneven, 3),
-        "hit_rate": round(by_affinity, 3),
-        "random_hit_rate": round(by_chance, 3),
-        "hit_rate_over_random": round(by_affinity / max(by_chance, 0.001), 2),
-        "most_waiting": waiting,
+        "uneven": round(spread.uneven, 3),
+        "uneven_with_affinity": round(near.uneven, 3),
+        "hit_rate": round(near.hit_rate, 3),
+        "random_hit_rate": round(spread.hit_rate, 3),
+        "hit_rate_over_random": round(near.hit_rate / max(spread.hit_rate, 0.001), 2),
+        "most_waiting": failing.most_waiting,
     }
 
 
+def _slot_seconds(engines: Sequence[Engine], ran: Ran, given: argparse.Namespace) -> float:
+    """Of all engines, while jobs came that are compared and they were of use."""
+    out = sum(outage.until - outage.closed for each in engines for outage in each.outages)
+    every: float = ENGINES * given.seconds
+    return SLOTS * (every - out)
+
+
+def _learning(given: argparse.Namespace) -> float:
+    """Seconds before those that are compared."""
+    seconds: float = given.seconds * LEARNING / (1 - LEARNING)
+    return seconds
+
+
 async def _well(
-    place: Stage,
-    client: aiohttp.ClientSession,
-    engines: Sequence[Engine],
-    deployment: str,
-    seconds: float,
-    rate: float,
-) -> tuple[Ran, float, float]:
-    """Nothing fails: what came of it, how uneven the load was, and the share of prompt tokens from a cache."""
+    place: Stage, client: aiohttp.ClientSession, engines: Sequence[Engine], deployment: str, given: argparse.Namespace
+) -> Well:
+    traffic, draw = TRAFFIC[given.traffic], random.Random(given.seed)
     for each in engines:
-        await each.become(client, "fresh")
-    ran = await run(place, client, _jobs(deployment, seconds, rate, seed=7, words=1 / 3))
+        await each.begin(client, traffic, draw)
+    ran = await run(
+        place, client, _jobs(deployment, traffic, given.seconds / 2, given.rate / 2, seed=given.seed * 1000)
+    )
     seen = [await each.calls(client) for each in engines]
     totals = [each["total"] for each in seen]
     mean = statistics.fmean(totals)
     hits = sum(each["prefix_hits"] for each in seen) / max(1, sum(each["prefix_queries"] for each in seen))
-    return ran, max(abs(total - mean) for total in totals) / mean, hits
+    return Well(ran, max(abs(total - mean) for total in totals) / mean, hits)
 
 
 async def _with_failures(
     place: Stage, client: aiohttp.ClientSession, engines: Sequence[Engine], given: argparse.Namespace
-) -> tuple[Ran, int]:
-    engines[SLOW].speed = SLOWNESS
+) -> Failing:
+    traffic = TRAFFIC[given.traffic]
+    engines[SLOW].speed *= SLOWNESS
     await engines[SLOW].kill()
     await engines[SLOW].start()
-    for each in engines:
-        await each.become(client, "fresh")
+    draw, before, seconds = random.Random(given.seed), _learning(given), given.seconds
+    warm = [await each.begin(client, traffic, draw) for each in engines]
     await asyncio.sleep(2.0)  # until the slow one has been seen again
-    await run(place, client, _jobs("chat", given.seconds / 4, given.rate, seed=9))  # it has been slow for some time
-    for each in engines:
-        await each.become(client, "fresh")
     acts = [
-        _lying(engines[LIAR], client, given.seconds * 0.05, given.seconds * 0.25),
-        _dying(engines[DIES], given.seconds * 0.35, given.seconds * 0.5),
+        _lying(engines[LIAR], client, before + seconds * 0.05, before + seconds * 0.25),
+        _dying(engines[DIES], before + seconds * 0.35, before + seconds * 0.5),
         *(
-            _restarted(engines[number], client, given.seconds * at)
+            _restarted(engines[number], client, before + seconds * at)
             for number, at in zip(RESTARTED, (0.6, 0.8), strict=True)
         ),
     ]
     failing = [asyncio.create_task(act) for act in acts]
-    ran = await run(place, client, _jobs("chat", given.seconds, given.rate, seed=8))
+    ran = await run(place, client, _jobs("chat", traffic, before + seconds, given.rate, seed=given.seed * 1000 + 1))
     await asyncio.gather(*failing)
     waiting = [(await each.calls(client))["most_waiting"] for each in engines]
-    return ran, max(waiting)
+    return Failing(ran, warm, max(waiting))
 
 
 async def _lying(engine: Engine, client: aiohttp.ClientSession, after: float, until: float) -> None:
@@ -259,7 +353,7 @@ async def _lying(engine: Engine, client: aiohttp.ClientSession, after: float, un
     began = time.time()
     await asyncio.sleep(until - after)
     await engine.become(client, "well")
-    engine.outages.append((began, time.time()))
+    engine.outages.append(Outage(began, None, time.time()))
 
 
 async def _dying(engine: Engine, after: float, until: float) -> None:
@@ -268,12 +362,13 @@ async def _dying(engine: Engine, after: float, until: float) -> None:
     await engine.kill()
     await asyncio.sleep(until - after)
     await engine.start()
-    engine.outages.append((began, time.time()))
+    engine.outages.append(Outage(began, began, time.time()))
 
 
 async def _restarted(engine: Engine, client: aiohttp.ClientSession, after: float) -> None:
     """As a rolling update does it: first no new calls, then an end, then a new one."""
     await asyncio.sleep(after)
+    closed = time.time()
     engine.list(drain=True)
     await asyncio.sleep(1.0)
     while True:
@@ -281,12 +376,12 @@ async def _restarted(engine: Engine, client: aiohttp.ClientSession, after: float
         if seen["answered"] + seen["failed"] + seen["aborted"] == seen["total"]:
             break
         await asyncio.sleep(LOOK_S)
-    began = time.time()
+    dies = time.time()
     await engine.kill()
     await asyncio.sleep(2.0)
     await engine.start()
     engine.list()
-    engine.outages.append((began, time.time()))
+    engine.outages.append(Outage(closed, dies, time.time()))
 
 
 async def run(
@@ -311,21 +406,19 @@ async def run(
     return Ran(began, [body for _, body in jobs], [view for view in views if view is not None])
 
 
-def _jobs(
-    deployment: str, seconds: float, rate: float, *, seed: int, words: float = 1.0
-) -> list[tuple[float, dict[str, Any]]]:
+def _jobs(deployment: str, traffic: Traffic, seconds: float, rate: float, *, seed: int) -> list[Due]:
     """When each comes, and its body. The same seed, the same jobs."""
-    draw = random.Random(seed)
+    draw, (median, sigma, most) = random.Random(seed), traffic.answer
     found: list[Due] = []
     at = 0.0
     while (at := at + draw.expovariate(rate)) < seconds:
-        family, number = draw.randrange(FAMILIES), len(found)
+        family, number = draw.randrange(traffic.families), len(found)
         asked = min(8000, round(draw.lognormvariate(6.6, 0.9)))  # characters: 735 in the middle
         messages = [
-            {"role": "system", "content": _text(f"Family {family}. ", FAMILY_CHARACTERS)},
+            {"role": "system", "content": traffic.beginning(family)},
             {"role": "user", "content": _text(f"Job {seed}-{number}. ", asked)},
         ]
-        output = min(120, max(4, round(words * draw.lognormvariate(3.2, 0.6))))
+        output = min(most, max(4, round(draw.lognormvariate(math.log(median), sigma))))
         found.append((at, {"model": deployment, "messages": messages, "max_tokens": output}))
     return found
 
@@ -334,9 +427,13 @@ def _text(beginning: str, characters: int) -> str:
     return (beginning * 5 + FILLER * (characters // len(FILLER) + 1))[:characters]
 
 
-def _blocks(body: dict[str, Any]) -> list[object]:
-    """The prompt's blocks, each named by all of the prompt up to its end."""
-    prompt, size = "\n".join(each["content"] for each in body["messages"]), BLOCK * CHARACTERS
+def _prompt(body: dict[str, Any]) -> str:
+    return "\n".join(each["content"] for each in body["messages"])
+
+
+def _blocks(prompt: str) -> list[object]:
+    """Its blocks, each named by all of the prompt up to its end."""
+    size = BLOCK * CHARACTERS
     return [hash(prompt[: start + size]) for start in range(0, len(prompt) - size + 1, size)]
 
 
@@ -379,16 +476,20 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.fleet", description=__doc__.splitlines()[0] if __doc__ else ""
     )
+    parser.add_argument("--traffic", choices=tuple(TRAFFIC), default="chat")
     parser.add_argument("--seconds", type=float, default=36.0, help="how long jobs come while engines fail")
     parser.add_argument(
         "--rate",
         type=float,
-        default=3.0,
-        help="jobs a second while engines fail",
+        default=None,
+        help="jobs a second while engines fail; as the traffic has it",
     )
+    parser.add_argument("--seed", type=int, default=1, help="which jobs come, and when")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--log", choices=("kafka", "streams"), default="streams")
-    return parser.parse_args()
+    given = parser.parse_args()
+    given.rate = given.rate or TRAFFIC[given.traffic].rate
+    return given
 
 
 if __name__ == "__main__":

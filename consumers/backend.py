@@ -194,6 +194,10 @@ class PlacedBackend(Backend, Protocol):
         """Whether none of its replicas can be called now, so that its jobs had better go elsewhere."""
         ...
 
+    def welcomes(self, job: Job) -> bool:
+        """Whether this job may begin there, if any may: it may have reason to wait for one of several replicas."""
+        ...
+
     def warming(self) -> Sequence[str]:
         """The deployments that nothing can run on as yet, but soon something will."""
         ...

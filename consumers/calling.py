@@ -69,7 +69,7 @@ class Calling:
             asked = await self._as_asked(job)
             if not await self._has_place(asked):
                 return await self._unplaced(job)
-            verdict = await means.onward.ask(job, running.rid)
+            verdict = await means.onward.ask(job, running.rid, here=claim.attempts - job.route.spent)
         except (BoardUnavailableError, PayloadUnavailableError):
             return await concluding.put_back(Later(AWAY_S, "away"))
         except PayloadLostError as error:

@@ -11,7 +11,6 @@ from policies.conditions import Conditions
 from policies.cooldown import Condition, Cooling, Probe
 from policies.deployments import Deployment
 from policies.retries import FINAL, Again, Elsewhere, Failure, GiveUp, RetryRule, Tried
-from policies.retrybudget import RetryBudget
 from policies.scripts import BoardUnavailableError
 from router.fallback import alternatives
 from router.job import Alternative, Job
@@ -26,7 +25,7 @@ LONGEST_HOLD_S = 10.0  # that a caller waits for a deployment to be tested again
 
 @dataclass(slots=True)
 class Onward:
-    """What a worker knows of its deployments: how they do, and how many retries they may get.
+    """What a worker knows of its deployments: how they do, and where their jobs go.
 
     `counted` hears of every call that failed, `alarmed` of a deployment that can do no job at all, or can again.
     """
@@ -38,7 +37,6 @@ class Onward:
     clock: Callable[[], float]
     counted: Callable[[str, Failure], None] = field(default=lambda deployment, failure: None)
     alarmed: Callable[[str, bool], None] = field(default=lambda deployment, stands_still: None)
-    _budgets: dict[str, RetryBudget] = field(default_factory=dict)
     _still: dict[str, str] = field(default_factory=dict)
 
     async def before(self, job: Job, *, here: int) -> Alternative | Later | GiveUp | None:
@@ -47,21 +45,23 @@ class Onward:
         cooling = await self.conditions.cooling(name)
         if cooling is not None:
             return await self.instead(job, cooling)
-        if here and not self._budget(name).has_room(self.clock()):
-            return await self._next(job, Failure.UNAVAILABLE) or Later(NO_BUDGET_S, "retry_budget")
+        if here and not self.conditions.may_retry(name):
+            return await self._without_budget(job)
         return None
 
-    async def ask(self, job: Job, call: str) -> Alternative | Later | GiveUp | Probe | None:
-        """The last question before a call; `Probe`: this call shows whether the deployment is back.
+    async def ask(self, job: Job, call: str, *, here: int) -> Alternative | Later | GiveUp | Probe | None:
+        """The last question before a call; `here` attempts were made. `Probe`: it shows whether the deployment is back.
 
         Then it is to end in `answered`, `after` or `released`. Raises `BoardUnavailableError`.
         """
-        match await self.conditions.ask(job.route.deployment, call):
-            case Cooling() as cooling:
-                return await self.instead(job, cooling)
-            case Probe() as probe:
-                return probe
-        return None
+        name = job.route.deployment
+        verdict = await self.conditions.ask(name, call)
+        if isinstance(verdict, Cooling):
+            return await self.instead(job, verdict)
+        if here and not await self.conditions.take_retry(name):
+            await self.conditions.released(name, call)
+            return await self._without_budget(job)
+        return verdict if isinstance(verdict, Probe) else None
 
     async def instead(self, job: Job, cooling: Cooling) -> Alternative | Later | GiveUp:
         """What a job does while its deployment cools. A queued one waits, a caller not for long."""
@@ -83,7 +83,8 @@ class Onward:
 
     def called(self, job: Job, *, here: int) -> None:
         """A call is made, the `here`-th at this deployment."""
-        self._budget(job.route.deployment).called(self.clock(), is_retry=here > 1)
+        if here == 1:  # a retry was counted when it was allowed
+            self.conditions.called(job.route.deployment)
 
     async def patient(self, job: Job, deployment: Deployment) -> Deployment:
         """The deployment with the time-outs of this call: short ones where there is somewhere else to go."""
@@ -129,7 +130,7 @@ class Onward:
                 has_replicas=error.another_replica,
                 is_fallback=bool(job.route.tried),
                 reruns_allowed=job.reruns_allowed,
-                may_retry=self._budget(name).has_room(self.clock()),
+                may_retry=self.conditions.may_retry(name),
                 is_waited_for=job.is_waited_for,
                 most_here=error.most_tries,
             ),
@@ -184,5 +185,6 @@ class Onward:
                 return each
         return None
 
-    def _budget(self, deployment: str) -> RetryBudget:
-        return self._budgets.setdefault(deployment, RetryBudget(self.retries.share))
+    async def _without_budget(self, job: Job) -> Alternative | Later:
+        """What a job does that would be one retry too many."""
+        return await self._next(job, Failure.UNAVAILABLE) or Later(NO_BUDGET_S, "retry_budget")

@@ -20,6 +20,7 @@ from router.envelope import to_record
 from router.job import Job, JobClass
 from router.log import Delivery, Record
 
+MOST_APART = 256  # jobs of a deployment that wait for one of its replicas while others go past them
 MOVING_ON = 16  # jobs at once that leave a deployment which cannot be called
 URGENCY = {band: urgency for urgency, band in enumerate(FLOORS)}
 
@@ -56,8 +57,8 @@ class Schedule:
     """Tickets that wait, by deployment: in line, held back by the quotas, parked for a while, or in a microbatch.
 
     `slots` is for a deployment without a limit of its own. `room` says how many more jobs its replicas take, when so
-    many have begun; None: it has no replicas. `board_minus_ours`: what to add to `now` for the moments that are on the
-    board's clock.
+    many have begun; None: it has no replicas. A job that they do not `welcome` as yet stands apart, and others pass it.
+    `board_minus_ours`: what to add to `now` for the moments that are on the board's clock.
     """
 
     deployments: Mapping[str, Deployment]
@@ -66,6 +67,7 @@ class Schedule:
     slots: int
     room: Callable[[str, int], int | None] = field(default=lambda name, begun: None)
     is_away: Callable[[str], bool] = field(default=lambda name: False)
+    welcomes: Callable[[Job], bool] = field(default=lambda job: True)
     expected: Expected = field(default_factory=Expected)
     board_minus_ours: float = -math.inf  # until the board's clock was read, no job has aged
     _queues: dict[str, FairQueue[Ticket]] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class Schedule:
     _limits: dict[str, tuple[Part, ...]] = field(default_factory=dict)
     _open: Microbatches[Turn[Ticket]] = field(default_factory=Microbatches)
     _parked: list[tuple[float, int, Ticket]] = field(default_factory=list)
+    _apart: dict[str, list[Ticket]] = field(default_factory=dict)
     _order: "count[int]" = field(default_factory=count)
     _running: dict[str, int] = field(default_factory=dict)
 
@@ -181,8 +184,10 @@ class Schedule:
         slots = min(self._slots(name, now), self._places(name, now))
         size = deployment.microbatch_size if deployment else 1
         wait_s = deployment.microbatch_wait_s if deployment else 0.0
+        if self._running.get(name, 0) < slots:
+            self._rejoin(name, now)
         while self._running.get(name, 0) < slots and self._open.count(name) < size:
-            turn = self._next_turn(name, now)
+            turn = self._next_welcome(name, now)
             if turn is None:
                 return
             self._running[name] = self._running.get(name, 0) + 1
@@ -193,14 +198,15 @@ class Schedule:
 
     def _places(self, name: str, now: float) -> float:
         """Jobs that may hold a slot at once, for all that its replicas take. Only asked when some wait."""
-        waiting = len(self._queues[name])
+        apart = len(self._apart.get(name, ()))
+        waiting = apart + len(self._queues[name])
         begun = self._running.get(name, 0)
         room = self.room(name, begun) if waiting else None
         if room is None:
             return math.inf
         if room == 0 and self._may_move_on(name):
             room = max(0, MOVING_ON - begun)
-        if room < waiting:
+        if room < waiting or apart:
             self._opens_at[name] = now + PLACES_AGAIN_S
         return begun + room
 
@@ -208,6 +214,28 @@ class Schedule:
         """Whether its jobs are to be taken up although none can be called: to go on at another deployment."""
         deployment = self.deployments.get(name)
         return deployment is not None and bool(deployment.fallback) and self.is_away(name)
+
+    def _rejoin(self, name: str, now: float) -> None:
+        """Those that stand apart and are welcome now are in line again, in front."""
+        apart = self._apart.get(name)
+        if not apart:
+            return
+        welcome = [ticket for ticket in apart if self.welcomes(ticket.job)]
+        self._apart[name] = [ticket for ticket in apart if ticket not in welcome]
+        for ticket in reversed(welcome):
+            self.put(ticket, now, in_front=True)
+
+    def _next_welcome(self, name: str, now: float) -> Turn[Ticket] | None:
+        apart = self._apart.setdefault(name, [])
+        while len(apart) < MOST_APART and (turn := self._next_turn(name, now)) is not None:
+            ticket = turn.item
+            if self.welcomes(ticket.job):
+                return turn
+            self._queues[name].finish(turn, 0.0)
+            self.gate.forget(ticket.job.id)
+            apart.append(ticket)
+            self._opens_at[name] = now + PLACES_AGAIN_S
+        return None
 
     def _next_turn(self, name: str, now: float) -> Turn[Ticket] | None:
         """The next job that the quotas are likely to let through. Those that its tenant's would not are held back."""

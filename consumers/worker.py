@@ -87,6 +87,7 @@ class Worker:
         if self.attempt.places is not None:
             self._schedule.room = self.attempt.places.room
             self._schedule.is_away = self.attempt.places.is_away
+            self._schedule.welcomes = self.attempt.places.welcomes
         self.meters.watch("dead_letters", lambda: self.breaker.is_open)
         self.meters.watch("board_lost", lambda: self.epoch.fault is not None)
 

@@ -188,7 +188,6 @@ class WorkerSettings(Section):
             longest_wait=self.longest_wait_s,
             most=max(self.attempts, self.job_attempts),
             patience=self.patience_s,
-            share=self.retry_share,
         )
 
     def cooldown_rule(self) -> CooldownRule:

@@ -141,7 +141,9 @@ async def core(settings: Settings, *, process: str = "", gather_s: float = 0.0) 
             board=board,
             epoch=Epoch(board),
             quotas=quotas,
-            conditions=Conditions(scripts, settings.worker.cooldown_rule(), time.monotonic),
+            conditions=Conditions(
+                scripts, settings.worker.cooldown_rule(), time.monotonic, settings.worker.retry_share
+            ),
             payloads=payloads,
             files=Files(scripts, payloads, most_bytes=files.max_stored, ttl_s=files.ttl_s),
             batches=Batches(scripts, most_unfinished=settings.batches.max_unfinished),

@@ -8,6 +8,7 @@ from typing import cast
 from policies.cooldown import Condition, CooldownRule, Cooling, Failed, Go, Probe, ask, failed, released, succeeded
 from policies.quota import deployment_slot
 from policies.retries import Failure
+from policies.retrybudget import RetryBudget
 from policies.scripts import BoardUnavailableError, Script, Scripts, Value
 
 FRESH_S = 0.5
@@ -26,16 +27,29 @@ class _Seen:
 
 
 @dataclass(slots=True)
+class _Retries:
+    """A deployment's budget as it was last heard of, and the calls that the board has not heard of yet."""
+
+    budget: RetryBudget
+    calls: int = 0
+
+
+@dataclass(slots=True)
 class Conditions:
     """The conditions of all deployments. `clock` is a steady one; what is compared is on Redis' own.
 
     A deployment that does well costs one round trip each half a second, however many calls it gets. A change that
     other workers come in between of too often is left out: they say the same.
+
+    So is the budget of retries, of which a deployment gets at most `retry_share` for each call, all workers together.
+    The calls are told along with the next look; only a retry costs a round trip of its own.
     """
 
     scripts: Scripts
     rule: CooldownRule
     clock: Callable[[], float]
+    retry_share: float = 0.2
+    _retries: dict[str, _Retries] = field(default_factory=dict)
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _script: Script = field(default_factory=lambda: Script.load("policies", "condition"))
 
@@ -85,6 +99,21 @@ class Conditions:
         """Whether it does well, or as well as nobody knows otherwise. Raises `BoardUnavailableError`."""
         return (await self._look(deployment)).condition.openings == 0
 
+    def called(self, deployment: str) -> None:
+        """A job is called there for the first time."""
+        retries = self._retries_of(deployment)
+        retries.budget.called(self.clock(), is_retry=False)
+        retries.calls += 1
+
+    def may_retry(self, deployment: str) -> bool:
+        """Whether there is room for a retry, for all that is known here."""
+        return self._retries_of(deployment).budget.has_room(self.clock())
+
+    async def take_retry(self, deployment: str) -> bool:
+        """Whether a retry may be made now; if so, it counts. Raises `BoardUnavailableError`."""
+        _, is_taken = await self._exchange(deployment, "", Condition(), takes=True)
+        return is_taken
+
     async def succeeded(self, deployment: str, call: str) -> None:
         """A call is being answered. Never raises: a condition that is not made better is tested again."""
         await self._mend(deployment, lambda condition: succeeded(condition, call))
@@ -125,14 +154,34 @@ class Conditions:
         return await self._run(deployment, seen.version, condition)
 
     async def _run(self, deployment: str, version: str, condition: Condition) -> _Seen:
+        seen, _ = await self._exchange(deployment, version, condition)
+        return seen
+
+    async def _exchange(
+        self, deployment: str, version: str, condition: Condition, *, takes: bool = False
+    ) -> tuple[_Seen, bool]:
         kept_ms = int((KEPT_S + self.rule.longest + self.rule.probe) * 1000)
-        arguments: list[Value] = [version, json.dumps(asdict(condition)), kept_ms]
+        retries = self._retries_of(deployment)
+        calls, retries.calls = retries.calls, 0
+        arguments: list[Value] = [version, json.dumps(asdict(condition)), kept_ms, self.retry_share, calls, int(takes)]
         keys = [f"{deployment_slot(deployment)}:condition"]
-        micros, found, text = cast("list[bytes]", await self.scripts.run(self._script, keys, arguments))
+        try:
+            answer = await self.scripts.run(self._script, keys, arguments)
+        except BoardUnavailableError:
+            retries.calls += calls
+            raise
+        micros, found, text, room, taken = cast("tuple[bytes, bytes, bytes, bytes, int]", answer)
         now = self.clock()
+        retries.budget.heard(float(room), now)
         seen = _Seen(_condition(text), found.decode(), now, int(micros) / 1e6 - now)
         self._seen[deployment] = seen
-        return seen
+        return seen, bool(taken)
+
+    def _retries_of(self, deployment: str) -> _Retries:
+        found = self._retries.get(deployment)
+        if found is None:
+            found = self._retries[deployment] = _Retries(RetryBudget(self.retry_share))
+        return found
 
 
 def _condition(text: bytes) -> Condition:

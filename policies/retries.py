@@ -85,7 +85,6 @@ class RetryRule:
     """How often and how patiently. Seconds.
 
     `attempts` at one deployment, `most` in all; `patience` is the longest wait where another deployment is left.
-    `share` is how many retries a deployment may get for each call.
     """
 
     attempts: int = 4
@@ -93,7 +92,6 @@ class RetryRule:
     longest_wait: float = 30.0
     most: int = 8
     patience: float = 3.0
-    share: float = 0.2
 
     def decide(
         self, failure: Failure, tried: Tried, *, retry_after: float | None, jitter: float

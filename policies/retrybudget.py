@@ -8,9 +8,10 @@ SPARE_S = 10.0  # one of those comes back in so many seconds
 
 @dataclass(slots=True)
 class RetryBudget:
-    """The retries of one deployment in one worker process: at most `share` of its calls, and a few to spare.
+    """The retries of one deployment: at most `share` of its calls, and a few to spare.
 
-    Over any time of `t` seconds these are at most `share` x calls + 10 + t / 10. `now` is on a steady clock.
+    Over any time of `t` seconds these are at most `share` x calls + 10 + t / 10. `now` is on a steady clock. All workers
+    have one together, on the board (`condition.lua` reckons as this does); this is what one of them knows of it.
     """
 
     share: float = 0.2
@@ -21,6 +22,10 @@ class RetryBudget:
         """A call is made."""
         self._refill(now)
         self._room = max(0.0, self._room - 1.0) if is_retry else min(SPARE, self._room + self.share)
+
+    def heard(self, room: float, now: float) -> None:
+        """So much room there is on the board."""
+        self._room, self._at = room, now
 
     def has_room(self, now: float) -> bool:
         """Whether one more retry may be made."""

@@ -71,6 +71,10 @@ class BedrockBackend:
         """Bedrock has no replicas that could be."""
         return False
 
+    def welcomes(self, job: Job) -> bool:
+        """All are the same to it."""
+        return True
+
     async def take_place(self, job: Job, deployment: Deployment, *, attempt: int) -> bool:
         """See the port."""
         return self._limiter.take(deployment.name, f"{job.id}.{attempt}")

@@ -208,6 +208,10 @@ class ShippingBackend:
         """Of the live one."""
         return self._places is not None and self._places.is_away(deployment)
 
+    def welcomes(self, job: Job) -> bool:
+        """Of the live one."""
+        return self._places is None or self._places.welcomes(job)
+
     def warming(self) -> Sequence[str]:
         """Of the live one."""
         return () if self._places is None else self._places.warming()

@@ -109,6 +109,11 @@ class GpuBackend:
         found = self.replicas.get(deployment)
         return found is not None and found.is_away
 
+    def welcomes(self, job: Job) -> bool:
+        """See the port."""
+        found = self.replicas.get(job.route.deployment)
+        return found is None or found.welcomes(job)
+
     def warming(self) -> Sequence[str]:
         """See the port."""
         return [name for name, replicas in self.replicas.items() if replicas.is_warming]

@@ -3,8 +3,8 @@
 import asyncio
 import random
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from statistics import median_low
 
@@ -15,10 +15,11 @@ from consumers.backend import BackendError, SoFar
 from consumers.gpu.fleet_meters import FleetMeters
 from consumers.gpu.fleet_watch import Watch
 from consumers.gpu.health import State
+from consumers.gpu.homes import Homes
 from consumers.gpu.machine_bills import MachineBills
 from consumers.gpu.members import Member, Place
-from consumers.gpu.places import Ended, Places
-from consumers.gpu.replicas import Candidate, cap, prefix_of, ranked
+from consumers.gpu.places import Ended, Places, Taken
+from consumers.gpu.replicas import Candidate, cap, ranked
 from policies.concurrency import Usual
 from policies.deployments import Deployment
 from policies.ending import ended
@@ -30,6 +31,8 @@ from router.job import Job
 log = structlog.get_logger(__name__)
 
 ASKED = 8  # replicas that one call may be offered to at once
+HOMES_TOLD = 3  # times that the board may know more of them than we, before a job waits
+PROMISED_S = 0.25  # then a job that was welcome does not come
 AT_ONCE = 32  # probes
 WANTED_S = 10.0  # so long after a job was last waiting, jobs are waiting
 REMEMBERED = 10_000  # jobs whose failed replicas are known
@@ -65,6 +68,8 @@ class Replicas:
         self._held: dict[str, Place] = {}
         self._ended: list[Ended] = []
         self._failed: OrderedDict[str, set[str]] = OrderedDict()
+        self._homes = Homes(clock)
+        self._promised: dict[str, tuple[str, float]] = {}
         self._usual = Usual()
         self._wanted_at: float | None = None
         self._changed = asyncio.Event()
@@ -98,7 +103,8 @@ class Replicas:
         To ask says that jobs wait.
         """
         self._wanted_at = self._clock()
-        without_place = max(0, begun - len(self._held) - sum(each.asked for each in self.members.values()))
+        on_their_way = sum(each.asked for each in self.members.values()) + len(self._promised)
+        without_place = max(0, begun - len(self._held) - on_their_way)
         return max(0, sum(each.room for each in self._candidates()) - without_place)
 
     async def take(self, job: Job, attempt: int) -> Place | None:
@@ -109,39 +115,27 @@ class Replicas:
         id = _id(job, attempt)
         if id in self._held:
             return self._held[id]
-        prefix = prefix_of(job.body) if self._fleet.affinity and len(self.members) > 1 else None
-        wanted = ranked(
-            self._candidates(),
-            prefix=prefix,
-            avoid=self._failed.get(job.id, ()),
-            rolls=(self._roll(), self._roll()),
-        )[:ASKED]
-        if not wanted:
-            return None
-        members = [self.members[each.name] for each in wanted]
-        for_others = [max(0, each.cap - member.foreign) for each, member in zip(wanted, members, strict=True)]
-        caps = [(each.name, most) for each, most in zip(wanted, for_others, strict=True)]
-        over = self._taken_ended()
-        members[0].asked += 1  # until the answer is there: others choose meanwhile
-        try:
-            index, counts = await self._places.take(
-                self.deployment.name, id, caps, ended=over, billed_to=self._billed_to(job)
-            )
-        except BoardUnavailableError:
-            self._ended += over
-            raise
-        finally:
-            members[0].asked -= 1
-        for member, count in zip(members, counts, strict=True):
-            member.everyone = count
-        if index is None:
+        self._promised.pop(job.id, None)
+        found = await self._found(job, id)
+        if found is None:
             return None
         self._usual.add(0.0, job.estimate.tokens)
-        member = members[index]
+        member = self.members[found]
         member.ours += 1
         member.given += 1
         self._held[id] = place = Place(member, id)
         return place
+
+    def welcomes(self, job: Job) -> bool:
+        """Whether it would get a place now, as far as is known; not while it waits for one that has its beginning.
+
+        If so it is to come at once, and the next one that is asked about finds its place taken.
+        """
+        self._promised.pop(job.id, None)
+        wanted = self._ranked(job)
+        if wanted:
+            self._promised[job.id] = (wanted[0].name, self._clock())
+        return bool(wanted) or not self._candidates()
 
     def leave(self, place: Place, *, tokens: int = 0) -> None:
         """The call is over. Safe to repeat."""
@@ -216,15 +210,69 @@ class Replicas:
         share = member.health.share(self._fleet.slow_start_s, self._clock())
         return cap(member.most(self._fleet, self._usual.tokens), share=share)
 
+    async def _found(self, job: Job, id: str) -> str | None:
+        """Which replica has a place for it. Raises `BoardUnavailableError`."""
+        for _ in range(HOMES_TOLD):
+            wanted = self._ranked(job)[:ASKED]
+            if not wanted:
+                return None
+            taken = await self._offered(job, id, wanted)
+            if not self._homes.told(job, taken.homes) or taken.index is not None:
+                return None if taken.index is None else wanted[taken.index].name
+        return None
+
+    def _ranked(self, job: Job) -> Sequence[Candidate]:
+        has_homes = self._fleet.affinity and len(self.members) > 1
+        return ranked(
+            self._candidates(),
+            beginning=self._homes.beginning(job) if has_homes else None,
+            avoid=self._failed.get(job.id, ()),
+            rolls=(self._roll(), self._roll()),
+        )
+
+    async def _offered(self, job: Job, id: str, wanted: Sequence[Candidate]) -> Taken:
+        """To these replicas, in this order. Raises `BoardUnavailableError`."""
+        members = [self.members[each.name] for each in wanted]
+        for_others = [max(0, each.cap - member.foreign) for each, member in zip(wanted, members, strict=True)]
+        caps = [(each.name, most) for each, most in zip(wanted, for_others, strict=True)]
+        over, (digest, homes) = self._taken_ended(), self._homes.known(job)
+        members[0].asked += 1  # until the answer is there: others choose meanwhile
+        try:
+            taken = await self._places.take(
+                self.deployment.name,
+                id,
+                caps,
+                ended=over,
+                billed_to=self._billed_to(job),
+                beginning=digest,
+                homes=homes,
+            )
+        except BoardUnavailableError:
+            self._ended += over
+            raise
+        finally:
+            members[0].asked -= 1
+        for member, count in zip(members, taken.counts, strict=True):
+            member.everyone = count
+        return taken
+
     def _candidates(self) -> list[Candidate]:
+        now = self._clock()
+        self._promised = {job: each for job, each in self._promised.items() if now - each[1] < PROMISED_S}
+        promised = Counter(name for name, _ in self._promised.values())
         open_ones = [each for each in self.members.values() if each.is_open] or self._last_resort()
         known = [each.token_s for each in open_ones if each.token_s]
         usual = median_low(known) if known else 0.0
-        return [self._candidate(each, pace=each.token_s / usual if each.token_s else 1.0) for each in open_ones]
+        return [
+            self._candidate(
+                each, promised=promised[each.replica.name], pace=each.token_s / usual if each.token_s else 1.0
+            )
+            for each in open_ones
+        ]
 
-    def _candidate(self, member: Member, *, pace: float) -> Candidate:
+    def _candidate(self, member: Member, *, promised: int, pace: float) -> Candidate:
         """One whose own queue is not empty, or whose cache is full, has no room, whatever its cap."""
-        most, load = self.cap(member), member.load
+        most, load = self.cap(member), member.load + promised
         if member.is_full or (member.facts.waiting or 0) > self._fleet.queue:
             load = max(load, most)
         return Candidate(member.replica.name, load, most, member.given, pace)

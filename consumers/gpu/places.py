@@ -22,6 +22,18 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """The index of the replica that has a place for the call, or None; the calls that each has now.
+
+    `homes` are the replicas that had the beginning of its prompt last, the very last one first.
+    """
+
+    index: int | None
+    counts: Sequence[int]
+    homes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """What a worker saw of a replica. `report` is JSON for people; `out_until` is a moment, 0 for none.
 
@@ -70,17 +82,21 @@ class Places:
         *,
         ended: Sequence[Ended] = (),
         billed_to: str = "",
-    ) -> tuple[int | None, Sequence[int]]:
-        """A place on the first of these replicas that has fewer calls than its cap: its index, and the calls of each.
+        beginning: str = "",
+        homes: Sequence[str] = (),
+    ) -> Taken:
+        """A place on the first of these replicas that has fewer calls than its cap.
 
         The places of those that have `ended` are given back first. With `billed_to`, a tenant, the time that the place
-        is held goes into the machine's bill.
+        is held goes into the machine's bill. Where the `beginning` (a digest) of its prompt has homes that are not
+        among those given, no place is taken: they are told, to be chosen from.
         """
         args = [value for replica, cap in wanted for value in (replica, cap)]
-        given = _given(ended)
-        answer = await self._run(self._take, deployment, id, self._hold_ms, billed_to, len(wanted), *args, *given)
-        number, counts = cast("tuple[int, list[int]]", answer)
-        return (number - 1 if number else None), counts
+        known = "\n".join(["", *homes, ""])
+        told = id, self._hold_ms, billed_to, beginning, known, len(wanted), *args, *_given(ended)
+        answer = await self._run(self._take, deployment, *told)
+        number, counts, found = cast("tuple[int, list[int], list[bytes]]", answer)
+        return Taken(number - 1 if number else None, counts, tuple(name.decode() for name in found))
 
     async def keep(self, deployment: str, running: Sequence[tuple[str, str]], ended: Sequence[Ended]) -> None:
         """Renew the leases of calls that run (replica and id of each), and give back the others' places."""

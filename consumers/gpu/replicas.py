@@ -5,7 +5,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-OVERLOADED = 1.3  # the favourite of a prompt may have so many times the mean load
+OVERLOADED = 1.3  # who has a prompt's beginning may have so many times the mean load
+FULL_S = 0.002  # that a job waits, for each of its tokens, while all that have its beginning are full
+BUSY_S = 0.0005  # while one of them has room, but more load than it should
+LONGEST_S = 4.0  # that it waits at all
 SLOW = 1.5  # times the usual pace
 ALIKE = 1.25  # up to so much of a difference is chance
 PREFIX_BYTES = 2048  # of the conversation's beginning
@@ -56,19 +59,60 @@ def prefix_of(body: bytes) -> bytes | None:
     return prefix if len(prefix) >= LEAST_PREFIX else None
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How a job's prompt begins: a digest of that, and the replicas (`homes`) that have computed it not long ago.
+
+    The job has `waited` so many seconds for one of these, and may wait for `at_most`.
+    """
+
+    digest: bytes
+    homes: Collection[str] = ()
+    waited: float = 0.0
+    tokens: int = 0
+    at_most: float = LONGEST_S
+
+    def waits(self, *, all_full: bool) -> bool:
+        """Whether it is worth more to wait for one of its homes than to be computed anew elsewhere.
+
+        That takes its time and, what counts more where many such jobs come, it takes it from the others there.
+        """
+        return self.waited < min(self.tokens * (FULL_S if all_full else BUSY_S), self.at_most, LONGEST_S)
+
+
+def digest_of(prefix: bytes) -> bytes:
+    """A name for it that does not tell what it says."""
+    return blake2b(prefix, digest_size=8).digest()
+
+
 def ranked(
-    candidates: Sequence[Candidate], *, prefix: bytes | None, avoid: Collection[str], rolls: tuple[float, float]
+    candidates: Sequence[Candidate],
+    *,
+    beginning: Beginning | None = None,
+    avoid: Collection[str] = (),
+    rolls: tuple[float, float],
 ) -> Sequence[Candidate]:
     """Those with room, the chosen one first, the others as they would do instead; `avoid` only where nothing else is.
 
-    The favourite of the prefix that is not overloaded; without a prefix the better of two that `rolls` (in 0..1) draw.
+    One of the beginning's homes that is not overloaded, and no other. Where there is none, nobody while it is worth
+    waiting for one, then the better of two that the beginning names. Without one, the better of two that `rolls` (in
+    0..1) draw.
     """
     free = [each for each in candidates if each.room]
     wanted = [each for each in free if each.name not in avoid] or free
-    if not wanted:
+    if beginning is None:
+        return _with_others(_better(wanted, rolls), wanted) if wanted else ()
+    homes = [
+        each for each in candidates if each.name in beginning.homes and each.name not in avoid and not each.is_slow
+    ]
+    most = math.ceil(OVERLOADED * (sum(each.load for each in candidates) + 1) / max(1, len(candidates)))
+    at_home = [each for each in homes if each.room and each.load < most]
+    if at_home:
+        return sorted(at_home, key=lambda each: each.load)
+    if homes and beginning.waits(all_full=not any(each.room for each in homes)):
         return ()
-    chosen = _favourite(candidates, wanted, prefix) or _of_two(wanted, rolls)
-    return [chosen, *sorted((each for each in wanted if each is not chosen), key=_use)]
+    others = [each for each in wanted if each not in homes] or wanted
+    return _with_others(_named(others, beginning.digest), wanted) if wanted else ()
 
 
 def cap(*limits: int | None, share: float = 1.0) -> int:
@@ -100,24 +144,23 @@ def raised(learned: Learned | None, *, in_flight: int, ceiling: int, now: float)
     return Learned(min(float(ceiling), learned.cap + 1), now)
 
 
-def _favourite(candidates: Sequence[Candidate], wanted: Sequence[Candidate], prefix: bytes | None) -> Candidate | None:
-    """The first that is not overloaded, in an order of the prefix's own: so its second home is always the same."""
-    if prefix is None:
-        return None
-    homes = [each for each in candidates if not each.is_slow] or candidates
-    most = math.ceil(OVERLOADED * (sum(each.load for each in candidates) + 1) / len(candidates))
+def _named(wanted: Sequence[Candidate], digest: bytes) -> Candidate:
+    """The better of the first two in an order of the beginning's own: always the same two, whoever asks."""
 
     def rank(each: Candidate) -> bytes:
-        return blake2b(each.name.encode() + b"\0" + prefix, digest_size=8).digest()
+        return blake2b(each.name.encode() + b"\0" + digest, digest_size=8).digest()
 
-    in_order = sorted(homes, key=rank, reverse=True)
-    return next((each for each in in_order if each.load < most and each in wanted), None)
+    return min(sorted([each for each in wanted if not each.is_slow] or wanted, key=rank, reverse=True)[:2], key=_use)
 
 
-def _of_two(wanted: Sequence[Candidate], rolls: tuple[float, float]) -> Candidate:
+def _better(wanted: Sequence[Candidate], rolls: tuple[float, float]) -> Candidate:
     one = int(rolls[0] * len(wanted))
     other = (one + 1 + int(rolls[1] * (len(wanted) - 1))) % len(wanted)
     return min(wanted[one], wanted[other], key=_use)
+
+
+def _with_others(chosen: Candidate, wanted: Sequence[Candidate]) -> Sequence[Candidate]:
+    return [chosen, *sorted((each for each in wanted if each is not chosen), key=_use)]
 
 
 def _use(candidate: Candidate) -> tuple[float, int]:

@@ -293,6 +293,35 @@ async def test_failures_that_several_workers_report_at_once_all_count(redis: "Re
     assert await conditions(redis).cooling("first") is not None
 
 
+async def test_all_workers_have_one_budget_of_retries(redis: "Redis") -> None:
+    workers = [conditions(redis) for _ in range(3)]
+    for number in range(60):
+        workers[number % 3].called("first")
+    for each in workers:  # as they do twice a second while jobs come
+        assert await each.cooling("first") is None
+
+    taken = await asyncio.gather(*(workers[number % 3].take_retry("first") for number in range(60)))
+
+    assert sum(taken) == SPARE, "60 calls bring no more than may be spared at once"
+    for number in range(60):
+        workers[number % 3].called("first")
+    again = [await workers[number % 3].take_retry("first") for number in range(60)]
+    assert 0.2 * 60 - 1 <= sum(again) <= 0.2 * 60 + 1
+    assert not workers[0].may_retry("first")
+
+
+async def test_calls_are_told_along_with_what_is_asked_next(redis: "Redis") -> None:
+    worker, other = conditions(redis), conditions(redis)
+    for _ in range(int(SPARE)):
+        assert await worker.take_retry("first")
+    for _ in range(10):
+        worker.called("first")
+    assert not await other.take_retry("first"), "they are not told as yet"
+
+    assert await worker.take_retry("first")
+    assert await other.take_retry("first")
+
+
 async def test_while_a_deployment_is_left_alone_jobs_go_past_it_without_an_attempt(bench: Bench) -> None:
     bench.cooldown = CooldownRule(first=60.0, longest=60.0)
     backend = failing()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from redis.asyncio import Redis
 
-from consumers.gpu.places import Ended, Known, Places, Seen
+from consumers.gpu.places import Ended, Known, Places, Seen, Taken
 from consumers.gpu.replicas import Learned
 from policies.scripts import Scripts
 from tests.builders import until
@@ -25,21 +25,21 @@ async def test_three_workers_together_never_have_more_places_than_the_cap(redis:
         *(worker.take("small", f"job{n}.{w}", [(A, 4), (B, 5)]) for w, worker in enumerate(workers) for n in range(8))
     )
 
-    where = [index for index, _ in taken]
+    where = [each.index for each in taken]
     assert (where.count(0), where.count(1), where.count(None)) == (4, 5, 24 - 9)
     assert [each.places for each in await known(workers[0], A, B)] == [4, 5]
 
 
 async def test_a_place_that_is_taken_twice_is_one_and_is_free_when_given_back_twice(redis: "Redis") -> None:
     places = Places(Scripts(redis))
-    assert (await places.take("small", "job.1", [(A, 1)]))[0] == 0
-    assert (await places.take("small", "job.1", [(B, 1), (A, 1)]))[0] == 1
-    assert (await places.take("small", "job.2", [(A, 1)]))[0] is None
+    assert (await places.take("small", "job.1", [(A, 1)])).index == 0
+    assert (await places.take("small", "job.1", [(B, 1), (A, 1)])).index == 1
+    assert (await places.take("small", "job.2", [(A, 1)])).index is None
 
     for _ in range(2):
         await places.keep("small", [], [Ended(A, "job.1", 5)])
 
-    assert (await places.take("small", "job.2", [(A, 1)])) == (0, [1])
+    assert (await places.take("small", "job.2", [(A, 1)])) == Taken(0, [1])
 
 
 async def test_the_place_of_a_worker_that_died_is_free_after_its_lease_and_that_of_a_living_one_is_not(
@@ -54,8 +54,32 @@ async def test_the_place_of_a_worker_that_died_is_free_after_its_lease_and_that_
         return (await known(places, A))[0].places == 1
 
     await until(renewed_until_the_other_is_gone)
-    assert (await places.take("small", "next.1", [(A, 2)]))[0] == 0
-    assert (await places.take("small", "last.1", [(A, 2)]))[0] is None
+    assert (await places.take("small", "next.1", [(A, 2)])).index == 0
+    assert (await places.take("small", "last.1", [(A, 2)])).index is None
+
+
+async def test_where_a_beginning_was_computed_one_worker_hears_from_the_other_before_it_goes_elsewhere(
+    redis: "Redis",
+) -> None:
+    one, other = Places(Scripts(redis)), Places(Scripts(redis))
+    assert await one.take("small", "job.1", [(B, 4), (A, 4)], beginning="ab") == Taken(0, [1, 0], (B,))
+
+    told = await other.take("small", "job.2", [(A, 4), (B, 4)], beginning="ab")
+    assert told == Taken(None, [0, 1], (B,))
+    assert await other.take("small", "job.2", [(A, 4)], beginning="ab", homes=[B]) == Taken(0, [1], (A, B))
+    assert await one.take("small", "job.3", [(A, 4)], beginning="cd") == Taken(0, [2], (A,))
+
+
+async def test_beginnings_that_nobody_asks_for_any_more_are_forgotten(redis: "Redis") -> None:
+    places = Places(Scripts(redis))
+    await redis.hset("{b:small}:homes", mapping={f"{number}": f"1 {A}" for number in range(4999)})
+
+    await places.take("small", "job.1", [(B, 4)], beginning="ab")
+    await places.take("small", "job.2", [(B, 4)], beginning="7", homes=[A])
+
+    assert await redis.hlen("{b:small}:homes") == 1
+    assert await redis.hlen("{b:small}:homes_before") == 5000
+    assert (await places.take("small", "job.3", [(A, 4)], beginning="ab")).homes == (B,)
 
 
 async def test_a_place_that_the_board_lost_is_there_again_with_its_renewal(redis: "Redis") -> None:
@@ -63,7 +87,7 @@ async def test_a_place_that_the_board_lost_is_there_again_with_its_renewal(redis
     await places.take("small", "job.1", [(A, 1)])
     await redis.flushdb()
     await places.keep("small", [(A, "job.1")], [])
-    assert (await places.take("small", "job.2", [(A, 1)]))[0] is None
+    assert (await places.take("small", "job.2", [(A, 1)])).index is None
 
 
 async def test_an_ejection_that_one_worker_tells_is_heard_by_the_others_and_the_longest_holds(redis: "Redis") -> None:

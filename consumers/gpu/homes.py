@@ -1,0 +1,73 @@
+"""Which replicas have computed how a job's prompt begins, as the board has told this worker, and who waits for them."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from consumers.gpu.replicas import LONGEST_S, Beginning, digest_of, prefix_of
+from router.job import Job
+
+REMEMBERED = 10_000  # beginnings, and jobs that were asked for
+MOST_OF_TIME = 0.05  # of all the time that a job has, it waits at most so much
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A job's beginning (None: too short to matter), and when it was first asked for."""
+
+    digest: bytes | None
+    at: float
+
+
+class Homes:
+    """Of one deployment. `clock` is a steady one."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._known: OrderedDict[bytes, Sequence[str]] = OrderedDict()
+        self._asked: OrderedDict[str, _Asked] = OrderedDict()
+
+    def beginning(self, job: Job) -> Beginning | None:
+        """How it begins; the first time it is asked for, the job begins to wait."""
+        asked = self._of(job)
+        if asked.digest is None:
+            return None
+        return Beginning(
+            asked.digest,
+            self._known.get(asked.digest, ()),
+            self._clock() - asked.at,
+            job.estimate.input_tokens,
+            min(LONGEST_S, MOST_OF_TIME * (job.expires_at - job.created_at)),
+        )
+
+    def known(self, job: Job) -> tuple[str, Sequence[str]]:
+        """As the board is told: the digest, '' for none, and its homes."""
+        asked = self._asked.get(job.id)
+        if asked is None or asked.digest is None:
+            return "", ()
+        return asked.digest.hex(), self._known.get(asked.digest, ())
+
+    def told(self, job: Job, homes: Sequence[str]) -> bool:
+        """The board's word on them. True: there are some that were not known."""
+        asked = self._asked.get(job.id)
+        if asked is None or asked.digest is None:
+            return False
+        before = self._known.get(asked.digest, ())
+        self._known[asked.digest] = homes
+        self._known.move_to_end(asked.digest)
+        _bound(self._known)
+        return not set(homes) <= set(before)
+
+    def _of(self, job: Job) -> _Asked:
+        asked = self._asked.get(job.id)
+        if asked is None or (asked.digest is None and job.body):
+            prefix = prefix_of(job.body)
+            asked = _Asked(digest_of(prefix) if prefix else None, self._clock() if asked is None else asked.at)
+            self._asked[job.id] = asked
+            _bound(self._asked)
+        return asked
+
+
+def _bound(kept: OrderedDict[str, _Asked] | OrderedDict[bytes, Sequence[str]]) -> None:
+    while len(kept) > REMEMBERED:
+        kept.popitem(last=False)
