@@ -1,6 +1,6 @@
 """Six simulated engines behind one deployment: what prefix affinity brings, and what their failures cost.
 
-    python -m bench.fleet [--traffic chat|extraction] [--seconds 36] [--seed 1] [--workers 2] [--log streams|kafka]
+    python -m bench.fleet [--traffic chat|extraction] [--seconds 90] [--faster 1] [--seed 1] [--workers 2]
 
 The engines (`bench/engine_double.py`) have vLLM's metrics, queue and prefix cache, and the measures of an 8B model in
 16 bits on a card of 24 GB: 3,000 tokens of prompts a second, 20 tokens a second of each answer, eight answers side by
@@ -8,19 +8,18 @@ side, 2,000 blocks of 16 tokens (the 4 GB that are left, at 128 KiB a token). Jo
 through the real gateway and workers. Each belongs to a family that shares a beginning (instructions, tools, a
 document); one engine can keep a quarter of these, and all together each. Some 275 tokens of its own follow. There is
 
-- `chat`: prompts of 1,000 tokens and answers of 130 in the middle, 180 on average; all goes four times as fast, so that
-  it is over in a minute
+- `chat`: prompts of 1,000 tokens and answers of 130 in the middle, 180 on average
 - `extraction`: prompts of 2,200 tokens and answers of 25: to compute prompts is most of the work, and a miss costs ten
   times what a hit does
 
 When a phase begins each engine has computed beginnings drawn at random, as after a long time without affinity. First
-all engines are equal and well, for half of `--seconds` each without and with affinity, at half of the rate, which is
-all that they can take without. Then one is slow, one lies about its health (200, while every call fails), one is killed
+all engines are equal and well, for `--seconds` each without and with affinity, at half of the rate, which is all that
+they can take without. Then one is slow, one lies about its health (200, while every call fails), one is killed
 and comes back later, and two are restarted one after the other, drained before, while jobs come for `--seconds` at a
 rate that uses 70 to 80 % of what is left (`utilisation` says how much it was). The same jobs at the same moments are
 then given to an oracle (`bench/fleet_oracle.py`) that knows every queue, every cache, how long an answer will be and
 who is of use now, but not what will fail, and both times are compared. What comes in the first quarter is done by both
-and not compared.
+and not compared. `--faster` is for a machine that has the time of its processors.
 
 The last line is one JSON object:
 
@@ -71,7 +70,7 @@ SLOTS, PREFILL, DECODE, BLOCKS = 8, 3000.0, 20.0, 2000
 SLOWNESS = 0.5
 LEARNING = 0.25  # of the jobs are not compared
 PATH = "/v1/chat/completions"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 LOOK_S = 0.05
 Due = tuple[float, dict[str, Any]]  # when a job comes, and its body
 
@@ -80,13 +79,12 @@ Due = tuple[float, dict[str, Any]]  # when a job comes, and its body
 class Traffic:
     """What jobs are like: families and the characters that begin each, tokens of answers (median, sigma, most).
 
-    Everything goes `faster` than on the card; `rate` is jobs a second.
+    `rate` is jobs a second.
     """
 
     families: int
     characters: int
     answer: tuple[float, float, int]
-    faster: float
     rate: float
 
     @property
@@ -100,8 +98,8 @@ class Traffic:
 
 
 TRAFFIC = {
-    "chat": Traffic(families=160, characters=3200, answer=(129.0, 0.8, 1000), faster=4.0, rate=15.0),
-    "extraction": Traffic(families=64, characters=8000, answer=(24.5, 0.6, 120), faster=1.0, rate=14.0),
+    "chat": Traffic(families=160, characters=3200, answer=(129.0, 0.8, 1000), rate=3.75),
+    "extraction": Traffic(families=64, characters=8000, answer=(24.5, 0.6, 120), rate=14.0),
 }
 
 
@@ -227,10 +225,7 @@ def main() -> int:
 async def _drill(given: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="pointsman-fleet-") as name:
         folder = Path(name)
-        engines = [
-            Engine(number, port, folder, TRAFFIC[given.traffic].faster)
-            for number, port in enumerate(free_ports(ENGINES))
-        ]
+        engines = [Engine(number, port, folder, given.faster) for number, port in enumerate(free_ports(ENGINES))]
         try:
             await asyncio.gather(*(each.start() for each in engines))
             for each in engines:
@@ -312,9 +307,7 @@ async def _well(
     traffic, draw = TRAFFIC[given.traffic], random.Random(given.seed)
     for each in engines:
         await each.begin(client, traffic, draw)
-    ran = await run(
-        place, client, _jobs(deployment, traffic, given.seconds / 2, given.rate / 2, seed=given.seed * 1000)
-    )
+    ran = await run(place, client, _jobs(deployment, traffic, given.seconds, given.rate / 2, seed=given.seed * 1000))
     seen = [await each.calls(client) for each in engines]
     totals = [each["total"] for each in seen]
     mean = statistics.fmean(totals)
@@ -477,18 +470,19 @@ def _arguments() -> argparse.Namespace:
         prog="python -m bench.fleet", description=__doc__.splitlines()[0] if __doc__ else ""
     )
     parser.add_argument("--traffic", choices=tuple(TRAFFIC), default="chat")
-    parser.add_argument("--seconds", type=float, default=36.0, help="how long jobs come while engines fail")
+    parser.add_argument("--seconds", type=float, default=90.0, help="how long jobs come while engines fail")
     parser.add_argument(
         "--rate",
         type=float,
         default=None,
         help="jobs a second while engines fail; as the traffic has it",
     )
+    parser.add_argument("--faster", type=float, default=1.0, help="than on the card; and as many more jobs")
     parser.add_argument("--seed", type=int, default=1, help="which jobs come, and when")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--log", choices=("kafka", "streams"), default="streams")
     given = parser.parse_args()
-    given.rate = given.rate or TRAFFIC[given.traffic].rate
+    given.rate = given.rate or TRAFFIC[given.traffic].rate * given.faster
     return given
 
 

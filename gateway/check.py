@@ -65,7 +65,10 @@ def _chain(settings: Settings) -> Iterator[Finding]:
             (f"{at}.total_s", timeouts.total_s),
             ("pod_grace_s", settings.pod_grace_s),
         ]
-        for (inner, short), (outer, long) in pairwise(chain):
+        pairs = [*pairwise(chain)]
+        if "whole_s" in timeouts.model_fields_set:
+            pairs.append(((f"{at}.whole_s", timeouts.whole_s), (f"{at}.total_s", timeouts.total_s)))
+        for (inner, short), (outer, long) in pairs:
             shown = f"{outer} is {long:g} s and {inner} is {short:g} s"
             if long <= short:
                 yield Finding(Level.ERROR, inner, f"{shown}; {outer} must be the longer one")

@@ -364,6 +364,7 @@ class TimeoutSettings(Section):
     first_token_per_1k_s: Number = Field(default=1.0, ge=0, le=600)
     hurried_first_token_s: Number = Field(default=10.0, gt=0, le=3600)
     hurried_read_s: Number = Field(default=20.0, gt=0, le=3600)
+    whole_s: Number = Field(default=240.0, gt=0, le=7200)
 
     def timeouts(self) -> Timeouts:
         """The domain's value."""

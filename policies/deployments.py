@@ -54,6 +54,7 @@ class Limits:
 class Timeouts:
     """Seconds, for one call: each is longer than the one before it.
 
+    An answer that comes whole has to begin within `whole`; then `read` and `total` hold as for a stream.
     `first_token` grows with the prompt, by `first_token_per_1k` for each 1,000 tokens. The last two are for where the
     route has another deployment left: then there is better to do than to wait.
     """
@@ -65,6 +66,7 @@ class Timeouts:
     first_token_per_1k: float = 1.0
     hurried_first_token: float = 10.0
     hurried_read: float = 20.0
+    whole: float = 240.0
 
     def of_call(self, input_tokens: int, *, has_next: bool) -> "Timeouts":
         """Those of a call with a prompt of so many tokens."""

@@ -10,7 +10,7 @@ SPARE_S = 10.0  # one of those comes back in so many seconds
 class RetryBudget:
     """The retries of one deployment: at most `share` of its calls, and a few to spare.
 
-    Over any time of `t` seconds these are at most `share` x calls + 10 + t / 10. `now` is on a steady clock. All workers
+    Over any time of `t` seconds these are at most `share` x calls + 10 + t / 10. `now` is on a steady clock. Workers
     have one together, on the board (`condition.lua` reckons as this does); this is what one of them knows of it.
     """
 

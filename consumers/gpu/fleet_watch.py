@@ -18,7 +18,7 @@ from consumers.gpu.members import Member
 from consumers.gpu.places import Places, Seen
 from consumers.gpu.probing import Probed, ask
 from consumers.gpu.replicas import lowered, raised
-from consumers.gpu.waking import wake
+from consumers.gpu.waking import AFTER_FAILURE_S, wake
 from policies.fleets import MOST_REPLICAS, Fleet
 from policies.scripts import BoardUnavailableError
 from router.log import LogUnavailableError
@@ -175,8 +175,10 @@ class Watch:
             return
         if any(each.health.state in THERE and each.is_listed for each in self._members.values()):
             return
-        if await self._places.may_wake(self._deployment, again_s=waker.again_s):
-            await wake(self._session, waker, self._deployment)
+        if not await self._places.may_wake(self._deployment, again_s=waker.again_s):
+            return
+        if not await wake(self._session, waker, self._deployment):
+            await self._places.wake_again(self._deployment, in_s=AFTER_FAILURE_S)
 
     async def _write_bills(self) -> None:
         if self._bills is None or (self._billed_at is not None and self._clock() - self._billed_at < BILL_S):

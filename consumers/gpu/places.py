@@ -137,6 +137,10 @@ class Places:
         """Whether the waker is to be called from here now: yes to one worker, once in `again_s`."""
         return bool(await self._run(self._wake, deployment, int(again_s * 1000)))
 
+    async def wake_again(self, deployment: str, *, in_s: float) -> None:
+        """The waker was not reached: it may be called in so many seconds, from anywhere."""
+        await self._run(self._wake, deployment, int(in_s * 1000), "again")
+
     async def reports(self, deployment: str) -> tuple[float, dict[str, dict[str, object]]]:
         """The moment on the board's clock, and by replica what a worker has said of it in the last `REPORT_S`."""
         answer = cast("list[int | bytes]", await self._run(self._reports, deployment, int(REPORT_S * 1000)))

@@ -9,7 +9,7 @@ import aiohttp
 
 from consumers import whole
 from consumers.backend import Answer, BackendError
-from consumers.gpu.wire import base_of, read_most, unreachable
+from consumers.gpu.wire import PausedError, base_of, read_most, unreachable
 from consumers.refusals import Refusal, of_event, of_response
 from policies.deployments import Deployment
 from policies.pricing import Usage
@@ -18,10 +18,11 @@ from router.job import JSON, Job
 
 LARGEST_ANSWER = 64 * 1024 * 1024  # bytes
 LARGEST_REFUSAL = 64 * 1024  # bytes of an error's body that are read
+REFUSAL_S = 3.0  # in which they have to come
 
 
 class WholeCall:
-    """Sends a job and reads its answer, within the deployment's total time: there is no first token to wait for."""
+    """Sends a job and reads its answer, which begins when the work is done. Each of its times has its own failure."""
 
     def __init__(
         self, session: aiohttp.ClientSession, job: Job, deployment: Deployment, host: str | None = None
@@ -44,15 +45,7 @@ class WholeCall:
         timeouts = self._deployment.timeouts
         try:
             async with asyncio.timeout(timeouts.total):
-                response = await self._session.post(
-                    base_of(self._deployment.url) + sent.path,
-                    data=BytesIO(sent.body),  # bytes of more than a megabyte would be sent in one piece
-                    headers={**headers, "content-type": sent.media_type},
-                    timeout=aiohttp.ClientTimeout(total=None, connect=timeouts.connect),
-                    allow_redirects=False,
-                    server_hostname=self._host,
-                    trace_request_ctx=self,
-                )
+                response = await self._begun(sent, headers)
                 try:
                     data = await self._read(response)
                 finally:
@@ -62,21 +55,44 @@ class WholeCall:
                 Failure.UNAVAILABLE, f"no connection within {timeouts.connect:g} s", code="connect_timeout"
             ) from error
         except TimeoutError as error:
-            raise BackendError(
-                Failure.TIMED_OUT if self.is_sent else Failure.UNAVAILABLE,
-                f"the backend did not answer in time (total: {timeouts.total:g} s)",
-                code="total_timeout",
-                usage=self.spent,
-            ) from error
+            raise self._late("total", timeouts.total) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _refused(unreachable(error)) from error
         return whole.answer(sent, self._job, self._deployment, data, response.content_type)
 
+    async def _begun(self, sent: whole.Request, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        timeouts = self._deployment.timeouts
+        limit = asyncio.timeout(timeouts.whole)
+        try:
+            async with limit:
+                return await self._session.post(
+                    base_of(self._deployment.url) + sent.path,
+                    data=BytesIO(sent.body),  # bytes of more than a megabyte would be sent in one piece
+                    headers={**headers, "content-type": sent.media_type},
+                    timeout=aiohttp.ClientTimeout(total=None, connect=timeouts.connect),
+                    allow_redirects=False,
+                    server_hostname=self._host,
+                    trace_request_ctx=self,
+                )
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # the connection's
+            raise self._late("whole", timeouts.whole) from error
+
+    def _late(self, name: str, seconds: float) -> BackendError:
+        return BackendError(
+            Failure.TIMED_OUT if self.is_sent else Failure.UNAVAILABLE,
+            f"the backend did not answer in time ({name}: {seconds:g} s)",
+            code=f"{name}_timeout",
+            usage=self.spent,
+        )
+
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         if response.status != 200:
             try:
-                body = await read_most(response, LARGEST_REFUSAL)
-            except (aiohttp.ClientError, OSError):
+                async with asyncio.timeout(REFUSAL_S):
+                    body = await read_most(response, LARGEST_REFUSAL)
+            except (aiohttp.ClientError, OSError):  # too late counts as well: the status says enough
                 body = b""
             raise _refused(of_response(response.status, response.headers, body, time.time()))
         if response.content_type == "text/html":
@@ -84,7 +100,9 @@ class WholeCall:
                 Failure.MISCONFIGURED, "the deployment's url leads to a web page, not to an API", code="not_an_api"
             )
         try:
-            data = await read_most(response, LARGEST_ANSWER + 1)
+            data = await read_most(response, LARGEST_ANSWER + 1, pause_s=self._deployment.timeouts.read)
+        except PausedError as error:
+            raise self._late("read", self._deployment.timeouts.read) from error
         except (aiohttp.ClientError, OSError) as error:
             raise BackendError(
                 Failure.CUT, "the answer broke off", code="incomplete_answer", usage=self.spent

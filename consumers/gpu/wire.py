@@ -1,5 +1,6 @@
 """What every call to a server over HTTP needs: where it goes, why nothing came, and no more read than allowed."""
 
+import asyncio
 import re
 
 import aiohttp
@@ -35,9 +36,24 @@ def unreachable(error: Exception) -> Refusal:
             return Refusal(Failure.BACKEND_ERROR, "the call to the backend failed", "call_failed")
 
 
-async def read_most(response: aiohttp.ClientResponse, at_most: int) -> bytes:
-    """The body, or its first `at_most` bytes. Raises what aiohttp does."""
+class PausedError(Exception):
+    """Nothing came for too long."""
+
+
+async def read_most(response: aiohttp.ClientResponse, at_most: int, *, pause_s: float | None = None) -> bytes:
+    """The body, or its first `at_most` bytes. Raises what aiohttp does, and `PausedError` after a pause that long."""
     body = bytearray()
-    while len(body) < at_most and (piece := await response.content.readany()):
+    while len(body) < at_most and (piece := await _piece(response.content, pause_s)):
         body += piece
     return bytes(body[:at_most])
+
+
+async def _piece(content: aiohttp.StreamReader, pause_s: float | None) -> bytes:
+    limit = asyncio.timeout(pause_s)
+    try:
+        async with limit:
+            return await content.readany()
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise PausedError(f"nothing for {pause_s:g} s") from error

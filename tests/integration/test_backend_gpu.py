@@ -173,7 +173,11 @@ async def test_a_refused_connection_is_unavailable(gpu: GpuBackend, light: Deplo
     assert error.usage == Usage()
 
 
-async def test_a_host_that_does_not_take_the_connection_is_unavailable(gpu: GpuBackend, light: Deployment) -> None:
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/embeddings"])
+async def test_a_host_that_does_not_take_the_connection_is_unavailable(
+    gpu: GpuBackend, light: Deployment, endpoint: str
+) -> None:
+    job = replace(asking("Hello"), body=b'{"model":"light","input":"one","messages":[]}', endpoint=endpoint)
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
@@ -183,7 +187,7 @@ async def test_a_host_that_does_not_take_the_connection_is_unavailable(gpu: GpuB
                 filler.setblocking(False)
                 filler.connect_ex(deaf.getsockname())
             url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-            error = await failing(gpu, replace(light, url=url, timeouts=Timeouts(connect=0.2)), asking("Hello"))
+            error = await failing(gpu, replace(light, url=url, timeouts=Timeouts(connect=0.2)), job)
         finally:
             for filler in fillers:
                 filler.close()
@@ -241,6 +245,43 @@ async def test_each_deadline_is_its_own_and_closes_the_call(
     assert error.usage.input == 9
     assert error.usage.basis is Basis.ESTIMATED
     await double.until(lambda calls: calls.aborted == 1, job=job.id, within=1.0)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "timeouts", "code"),
+    [
+        (0, Timeouts(whole=0.2), "whole_timeout"),
+        (1, Timeouts(read=0.2), "read_timeout"),
+        (100, Timeouts(total=0.5), "total_timeout"),
+    ],
+)
+async def test_each_deadline_of_an_answer_that_comes_whole_is_its_own_and_closes_the_call(
+    gpu: GpuBackend, light: Deployment, pieces: int, timeouts: Timeouts, code: str
+) -> None:
+    closed = asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        if pieces:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n")
+        for _ in range(pieces):
+            writer.write(b" ")
+            await asyncio.sleep(0.05)
+        await reader.read()
+        closed.set()
+        writer.close()
+
+    job = replace(asking("one two three"), body=b'{"model":"light","input":"one two three"}', endpoint="/v1/embeddings")
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        error = await failing(gpu, replace(light, url=url, timeouts=timeouts), job)
+        if pieces < 100:
+            async with asyncio.timeout(1.0):
+                await closed.wait()
+
+    assert (error.failure, error.code) == (Failure.TIMED_OUT, code)
+    assert error.usage == job.estimate.owed
 
 
 @pytest.mark.parametrize("behaviour", ["mute", "stall", "slow", "comments"])

@@ -17,6 +17,7 @@ from consumers.gpu.backend_gpu import GpuBackend
 from consumers.gpu.fleet import Replicas
 from consumers.gpu.health import State
 from consumers.gpu.places import Places
+from consumers.gpu.waking import wake
 from policies.deployments import Deployment, Tier, Timeouts
 from policies.fleets import Fleet, Folder, Listed, Waker
 from policies.retries import Failure
@@ -243,6 +244,68 @@ async def test_a_call_that_is_cancelled_leaves_its_place(redis: "Redis") -> None
             await until(lambda: seen("aborted"), within=1.5)
 
 
+class Scale:
+    """The scale of a Kubernetes deployment, as its API server shows and takes it; `tokens` are who was heard."""
+
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
+        self.refuses = False
+        self.tokens: list[str] = []
+
+    async def show(self, request: aiohttp.web.Request) -> aiohttp.web.Response:
+        self.tokens.append(request.headers["authorization"])
+        spec = {"replicas": self.replicas} if self.replicas else {}
+        return aiohttp.web.json_response({"kind": "Scale", "apiVersion": "autoscaling/v1", "spec": spec})
+
+    async def take(self, request: aiohttp.web.Request) -> aiohttp.web.Response:
+        if self.refuses:
+            return aiohttp.web.json_response({"kind": "Status", "code": 403}, status=403)
+        assert request.content_type == "application/merge-patch+json"
+        self.replicas = (await request.json())["spec"]["replicas"]
+        return await self.show(request)
+
+
+@asynccontextmanager
+async def serving(*routes: aiohttp.web.RouteDef) -> AsyncGenerator[str]:
+    app = aiohttp.web.Application()
+    app.router.add_routes(routes)
+    runner = aiohttp.web.AppRunner(app)
+    await runner.setup()
+    await aiohttp.web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_kubernetes_deployment_is_scaled_up_with_the_token_of_the_moment_and_never_down(tmp_path: Path) -> None:
+    scale, path = Scale(0), "/apis/apps/v1/namespaces/models/deployments/vllm/scale"
+    routes = aiohttp.web.get(path, scale.show), aiohttp.web.patch(path, scale.take)
+    async with serving(*routes) as url, aiohttp.ClientSession() as session:
+        waker = Waker(url, scale=("models", "vllm", 2))
+        (tmp_path / "token").write_text("first\n")
+        assert await wake(session, waker, "small", account=tmp_path)
+        assert (scale.replicas, scale.tokens) == (2, ["Bearer first", "Bearer first"])
+
+        scale.replicas = 5
+        (tmp_path / "token").write_text("second")
+        assert await wake(session, waker, "small", account=tmp_path)
+        assert (scale.replicas, scale.tokens[2:]) == (5, ["Bearer second"])
+
+        scale.replicas, scale.refuses = 0, True
+        assert not await wake(session, waker, "small", account=tmp_path)
+
+
+async def test_the_waker_that_was_not_reached_may_be_called_again_soon_from_any_worker(redis: "Redis") -> None:
+    one, other = Places(Scripts(redis)), Places(Scripts(redis))
+    assert await one.may_wake("small", again_s=300)
+
+    await one.wake_again("small", in_s=0.05)
+
+    await until(lambda: other.may_wake("small", again_s=300))
+    assert not await one.may_wake("small", again_s=300)
+
+
 async def test_the_waker_is_called_once_when_jobs_wait_and_nobody_is_there(redis: "Redis") -> None:
     called: list[dict[str, object]] = []
 
@@ -250,22 +313,15 @@ async def test_the_waker_is_called_once_when_jobs_wait_and_nobody_is_there(redis
         called.append(await request.json())
         return aiohttp.web.Response()
 
-    app = aiohttp.web.Application()
-    app.router.add_post("/wake", hook)
-    runner = aiohttp.web.AppRunner(app)
-    await runner.setup()
-    site = aiohttp.web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
     nobody = "http://127.0.0.1:1"
-    deployment = a_deployment(nobody, waker=Waker(f"http://127.0.0.1:{port}/wake"))
-    async with a_worker(redis, deployment) as backend, a_worker(redis, deployment) as other:
-        for each in (backend, other):
-            await until(partial(is_down, each))
-        assert called == []
-        for _ in range(20):
-            assert backend.room("small", 0) == other.room("small", 0) == 0
-        await until(lambda: called != [])
-        await asyncio.sleep(0.5)
-    await runner.cleanup()
+    async with serving(aiohttp.web.post("/wake", hook)) as url:
+        deployment = a_deployment(nobody, waker=Waker(f"{url}/wake"))
+        async with a_worker(redis, deployment) as backend, a_worker(redis, deployment) as other:
+            for each in (backend, other):
+                await until(partial(is_down, each))
+            assert called == []
+            for _ in range(20):
+                assert backend.room("small", 0) == other.room("small", 0) == 0
+            await until(lambda: called != [])
+            await asyncio.sleep(0.5)
     assert called == [{"deployment": "small", "reason": "jobs_wait"}]
