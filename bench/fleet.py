@@ -45,7 +45,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +304,7 @@ def _learning(given: argparse.Namespace) -> float:
 async def _well(
     place: Stage, client: aiohttp.ClientSession, engines: Sequence[Engine], deployment: str, given: argparse.Namespace
 ) -> Well:
-    traffic, draw = TRAFFIC[given.traffic], random.Random(given.seed)
+    traffic, draw = given.traffic, random.Random(given.seed)
     for each in engines:
         await each.begin(client, traffic, draw)
     ran = await run(place, client, _jobs(deployment, traffic, given.seconds, given.rate / 2, seed=given.seed * 1000))
@@ -318,7 +318,7 @@ async def _well(
 async def _with_failures(
     place: Stage, client: aiohttp.ClientSession, engines: Sequence[Engine], given: argparse.Namespace
 ) -> Failing:
-    traffic = TRAFFIC[given.traffic]
+    traffic = given.traffic
     engines[SLOW].speed *= SLOWNESS
     await engines[SLOW].kill()
     await engines[SLOW].start()
@@ -478,11 +478,14 @@ def _arguments() -> argparse.Namespace:
         help="jobs a second while engines fail; as the traffic has it",
     )
     parser.add_argument("--faster", type=float, default=1.0, help="than on the card; and as many more jobs")
+    parser.add_argument("--families", type=int, default=None, help="other than the traffic has")
     parser.add_argument("--seed", type=int, default=1, help="which jobs come, and when")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--log", choices=("kafka", "streams"), default="streams")
     given = parser.parse_args()
-    given.rate = given.rate or TRAFFIC[given.traffic].rate * given.faster
+    traffic = TRAFFIC[given.traffic]
+    given.traffic = replace(traffic, families=given.families or traffic.families)
+    given.rate = given.rate or traffic.rate * given.faster
     return given
 
 

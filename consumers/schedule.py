@@ -217,11 +217,11 @@ class Schedule:
 
     def _rejoin(self, name: str, now: float) -> None:
         """Those that stand apart and are welcome now are in line again, in front."""
-        apart = self._apart.get(name)
-        if not apart:
-            return
-        welcome = [ticket for ticket in apart if self.welcomes(ticket.job)]
-        self._apart[name] = [ticket for ticket in apart if ticket not in welcome]
+        welcome: list[Ticket] = []
+        apart: list[Ticket] = []
+        for ticket in self._apart.get(name, ()):
+            (welcome if self.welcomes(ticket.job) else apart).append(ticket)
+        self._apart[name] = apart
         for ticket in reversed(welcome):
             self.put(ticket, now, in_front=True)
 

@@ -9,7 +9,8 @@ LIMIT_S = 180
 
 @pytest.mark.timeout(LIMIT_S + GOODBYE_S + 10)
 def test_no_job_is_lost_while_servers_fail_and_an_engines_own_queue_stays_empty() -> None:
-    figures = drilled("bench.fleet", "--seconds", "9", "--rate", "3", "--workers", "2", within=LIMIT_S)
+    short = "--seconds", "9", "--faster", "4", "--rate", "4", "--families", "12"
+    figures = drilled("bench.fleet", *short, within=LIMIT_S)
 
     assert figures["jobs"] > 40
     assert figures["lost"] == 0
