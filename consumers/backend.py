@@ -8,6 +8,7 @@ from policies.deployments import Deployment
 from policies.pricing import Usage
 from policies.retries import Failure
 from router.job import JSON, Job, Stay
+from router.queues import Cold
 
 OnChunk = Callable[[bytes], Awaitable[None]]
 
@@ -177,8 +178,8 @@ class WatchedBackend(Backend, Protocol):
         """For ever: look there, and say aloud what is wrong."""
         ...
 
-    def cold(self) -> Mapping[str, float]:
-        """Deployments of which nothing runs, and in how many seconds something does once a job is there."""
+    def cold(self) -> Mapping[str, Cold]:
+        """Deployments of which nothing runs, but for which something can be started."""
         ...
 
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 import structlog
 
@@ -20,10 +21,14 @@ WAITING = (JobState.ACCEPTING, JobState.QUEUED)
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """What a waiting job is told; None is not known. `warming`: its model is being loaded."""
+    """What a waiting job is told; None is not known. `warming`: its model is being loaded.
+
+    `wake_usd` is what the machine costs until it runs, where one has to be started for it.
+    """
 
     starts_in_s: float | None = None
     warming: bool = False
+    wake_usd: Decimal | None = None
 
 
 NOTHING = Quote()
@@ -55,13 +60,16 @@ class Quotes:
         """For this job, as it is."""
         if self._at is None or self.clock() - self._at > KEPT_S:
             return NOTHING
-        cold = self._heard.cold_s(view.job.route.deployment)
+        cold = self._heard.cold(view.job.route.deployment)
         now = self._heard.now + self.clock() - self._at
         if view.state is JobState.RUNNING and cold is not None and view.started_at is not None:
-            return Quote(round(max(0.0, cold - (now - view.started_at)), 1))  # it waits there
+            left_s = max(0.0, cold.seconds - (now - view.started_at))
+            return Quote(round(left_s, 1), wake_usd=cold.usd)  # it waits there
         if view.state not in WAITING:
             return NOTHING
         if self._heard.is_warming(view.job.route.deployment):
             return Quote(None, warming=True)
         seconds = self._heard.starts_in(view.job.topic, view.job.created_at, now)
-        return NOTHING if seconds is None else Quote(round(seconds + (cold or 0.0), 1))
+        if seconds is None:
+            return NOTHING
+        return Quote(round(seconds, 1)) if cold is None else Quote(round(seconds + cold.seconds, 1), wake_usd=cold.usd)

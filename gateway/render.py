@@ -235,6 +235,7 @@ def job_values(view: JobView, quote: Quote = NOTHING) -> dict[str, object]:
             "estimate_usd": _dollars(job.estimate.usd),
             "starts_in_s": quote.starts_in_s,
             "warming": quote.warming,
+            **_wake(view, quote),
             "waited_s": _waited(view),
             **_stay(view.stay),
             "attempts": view.attempts,
@@ -249,6 +250,12 @@ def job_values(view: JobView, quote: Quote = NOTHING) -> dict[str, object]:
 def _waited(view: JobView) -> float | None:
     """Seconds from its acceptance to its first attempt."""
     return None if view.started_at is None else round(view.started_at - view.job.created_at, 3)
+
+
+def _wake(view: JobView, quote: Quote) -> dict[str, object]:
+    """Where nothing ran: what the machine costs until something does, as a guess; and as it is billed by now."""
+    told = {"wake_estimate_usd": quote.wake_usd, "wake_usd": view.wake_usd}
+    return {name: plain(usd) for name, usd in told.items() if usd is not None}
 
 
 def _stay(stay: Stay | None) -> dict[str, object]:

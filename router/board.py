@@ -182,6 +182,7 @@ class JobView:
     problem: Mapping[str, object] | None = None  # why the deployment that it was meant for failed
     stay: Stay | None = None
     machine_usd: Decimal | None = None  # of the machines' time, as far as it is billed; beside `usd`
+    wake_usd: Decimal | None = None  # of the time in which a machine was started for it; idle time
 
     @classmethod
     def of(cls, job: Job, state: JobState) -> "JobView":
@@ -716,8 +717,13 @@ def _view(tenant: str, job_id: str, pairs: Sequence[bytes], result: bytes | None
         open_attempt=int(fields["open"]) if fields.get("open") else None,
         problem=json.loads(fields["problem"]) if "problem" in fields else None,
         stay=Stay(*json.loads(fields["stay"])) if "stay" in fields else None,
-        machine_usd=Decimal(int(fields["machine"])).scaleb(-12) if "machine" in fields else None,
+        machine_usd=_dollars(fields.get("machine")),
+        wake_usd=_dollars(fields.get("wake")),
     )
+
+
+def _dollars(picodollars: bytes | None) -> Decimal | None:
+    return None if picodollars is None else Decimal(int(picodollars)).scaleb(-12)
 
 
 def _as_known(job: Job, about: bytes) -> Job:

@@ -35,11 +35,17 @@ class MachineShares:
         for share in bill["shares"]:
             usd = picodollars(Decimal(share["usd"]))
             by_tenant[share["tenant"]] += [share["job"], share["attempt"], usd]
-        for tenant, values in by_tenant.items():
+        woken_by = bill.get("woken_by") or {"tenant": "", "job": ""}
+        tenants = dict.fromkeys([*by_tenant, *filter(None, [woken_by["tenant"]])])
+        for tenant in tenants:
             prefix = f"{tenant_slot(tenant)}:"
             machine = f"{bill['deployment']}|{bill['replica']}"
+            is_waker = tenant == woken_by["tenant"]
+            wake: list[Value] = (
+                [woken_by["job"], picodollars(Decimal(bill["idle_usd"]["warm_up"]))] if is_waker else ["", 0]
+            )
             head: list[Value] = [prefix, machine, bill["from_ms"], window, MICROBATCH_MS, BATCH_MS]
-            await self._scripts.run(self._add, [f"{prefix}machines:added"], [*head, *values])
+            await self._scripts.run(self._add, [f"{prefix}machines:added"], [*head, *wake, *by_tenant[tenant]])
 
 
 async def busy(redis: "Redis", tenant: str, kind: Kind, names: Sequence[str]) -> list[Mapping[Window, int]]:

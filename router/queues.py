@@ -3,9 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import cast
 
 from policies.scripts import Script, Scripts
+from router.ledger import plain
 
 KEPT_S = 15.0  # what is older is not known any more
 WORKING = "queues:working"
@@ -25,15 +27,24 @@ class Working:
 
 
 @dataclass(frozen=True, slots=True)
+class Cold:
+    """Nothing of a deployment runs; in so many seconds something does once a job is there. `usd` is what its machine
+    costs until then, None where that is not known."""
+
+    seconds: float
+    usd: Decimal | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Told:
     """What one worker tells: of each topic that it works off, and the deployments of which no replica runs as yet.
 
-    `cold` are deployments of which nothing runs, and in how many seconds something does once a job is there.
+    `cold` are deployments of which nothing runs, but for which something can be started.
     """
 
     topics: Mapping[str, Working] = field(default_factory=dict)
     warming: Sequence[str] = ()
-    cold: Mapping[str, float] = field(default_factory=dict)
+    cold: Mapping[str, Cold] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +59,10 @@ class Heard:
         """Whether its replicas are loading, as far as any worker knows."""
         return any(deployment in told.warming for told in self.workers)
 
-    def cold_s(self, deployment: str) -> float | None:
-        """In how many seconds it can run what comes now; None: nobody says that it cannot."""
-        return max((told.cold[deployment] for told in self.workers if deployment in told.cold), default=None)
+    def cold(self, deployment: str) -> Cold | None:
+        """When it can run what comes now, by who says the latest; None: nobody says that it cannot."""
+        said = [told.cold[deployment] for told in self.workers if deployment in told.cold]
+        return max(said, key=lambda each: each.seconds, default=None)
 
     def starts_in(self, topic: str, accepted_at: float, now: float) -> float | None:
         """Seconds until a job of the topic begins; None: nobody knows."""
@@ -84,7 +96,7 @@ class Queues:
             {
                 "topics": {name: [each.running, each.per_s, each.head] for name, each in told.topics.items()},
                 "warming": list(told.warming),
-                "cold": dict(told.cold),
+                "cold": {name: _cold_values(each) for name, each in told.cold.items()},
             },
             separators=(",", ":"),
         )
@@ -121,6 +133,14 @@ def _share(accepted_at: float, head: float | None, counted_at: float) -> float:
     return (accepted_at - head) / (counted_at - head)
 
 
+def _cold_values(cold: Cold) -> tuple[float, str | None]:
+    return cold.seconds, None if cold.usd is None else plain(cold.usd)
+
+
 def _told(text: str) -> Told:
     said = json.loads(text)
-    return Told({name: Working(*each) for name, each in said["topics"].items()}, said["warming"], said.get("cold", {}))
+    cold = {
+        name: Cold(seconds, None if usd is None else Decimal(usd))
+        for name, (seconds, usd) in said.get("cold", {}).items()
+    }
+    return Told({name: Working(*each) for name, each in said["topics"].items()}, said["warming"], cold)

@@ -35,6 +35,7 @@ from policies.pricing import Usage
 from policies.retries import Failure
 from policies.scripts import BoardUnavailableError, Scripts
 from router.job import Job
+from router.queues import Cold
 
 log = structlog.get_logger(__name__)
 
@@ -188,7 +189,7 @@ class SageMakerBackend:
         """The endpoints' own figures and their instances, once a minute."""
         await self._endpoints.watch()
 
-    def cold(self) -> Mapping[str, float]:
+    def cold(self) -> Mapping[str, Cold]:
         """The endpoints without an instance, as they were when they were looked at last."""
         return self._endpoints.cold()
 

@@ -12,11 +12,12 @@ from consumers.aws.sagemaker_aws import Aws
 from consumers.aws.sagemaker_instances import LOOKED_AT_EVERY, SEEN_EVERY_S, Instances
 from consumers.aws.sagemaker_meters import SageMakerMeters
 from consumers.aws.sagemaker_patience import OpenCalls
-from consumers.aws.sagemaker_scaling import COLD_S
+from consumers.aws.sagemaker_scaling import COLD_S, COMES_S
 from consumers.aws.sagemaker_watch import EVERY_S, Watch
 from consumers.backend import BackendError
 from policies.deployments import Deployment, SageMaker
 from policies.retries import Failure
+from router.queues import Cold
 
 log = structlog.get_logger(__name__)
 
@@ -72,9 +73,13 @@ class Endpoints:
                 )
         return self._paths[deployment.model]
 
-    def cold(self) -> Mapping[str, float]:
+    def cold(self) -> Mapping[str, Cold]:
         """The endpoints without an instance, as they were when they were looked at last."""
-        return {name: COLD_S for name, has_none in self._has_none.items() if has_none}
+        return {name: self._cold(name) for name, has_none in self._has_none.items() if has_none}
+
+    def _cold(self, name: str) -> Cold:
+        rate = place_of(self._deployments[name]).usd_per_hour
+        return Cold(COLD_S, None if rate is None else rate * COMES_S / 3600)
 
     def running_s(self, deployment: str, stay_s: float) -> float | None:
         """How long of its stay a call ran there, about: no call's own time is told, only means of a minute."""

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import cast
 
 from consumers.gpu.fleet_meters import FleetMeters
-from policies.machine_time import Bill, Phase, Ran, split
+from policies.machine_time import Bill, Idle, Phase, Ran, split
 from policies.quota import deployment_slot
 from policies.scripts import Script, Scripts, Value
 from router.ledger import plain
@@ -32,6 +32,7 @@ class _Used:
     calls: Sequence[Ran]
     tenants: dict[str, str]
     ended: int
+    waker: str  # the call that came first, '' for none
     kept: Sequence[str]  # of the calls that have ended: as they are written down, for the next bill as well
     tokens: int
 
@@ -120,11 +121,14 @@ def _read(answer: object, lag_s: float | None) -> _Used | None:
     if len(rows) == MOST_CALLS:
         until = int(rows[-1][1])
     there = {name.decode(): began.decode().split() for name, began in zip(running[::2], running[1::2], strict=True)}
-    if lag_s is not None:
+    came: list[tuple[int, str]] = []
+    if lag_s is not None:  # calls wait there, and so may have been there before the machine was
+        came = [(int(row[-1]), row[3]) for row in rows] + [(int(start), name) for name, (start, _) in there.items()]
+        tenants |= {name: tenant for name, (_, tenant) in there.items()}
         oldest = min((int(start) for start, _ in there.values()), default=now)
         until = min(until, max(oldest, now - int(lag_s * 1000)))
         there = {}
-    for start, end, tenant, id, _ in rows:
+    for start, end, tenant, id, *_ in rows:
         calls.append(Ran(id, int(start), int(end)))
         tenants[id] = tenant
     for name, (start, tenant) in there.items():
@@ -136,7 +140,10 @@ def _read(answer: object, lag_s: float | None) -> _Used | None:
     if first is None:
         return None
     since = int(last) if last else first
-    return _Used(since, until, last.decode(), int(carry), known, machines, calls, tenants, len(rows), kept, tokens)
+    waker = min(((at, id) for at, id in came if at < until), default=(0, ""))[1]
+    return _Used(
+        since, until, last.decode(), int(carry), known, machines, calls, tenants, len(rows), waker, kept, tokens
+    )
 
 
 def _phases(lines: Sequence[bytes]) -> tuple[list[tuple[int, Phase]], list[tuple[int, int]]]:
@@ -152,9 +159,7 @@ def _phases(lines: Sequence[bytes]) -> tuple[list[tuple[int, Phase]], list[tuple
 def _record(id: str, deployment: str, replica: str, rate: Decimal, used: _Used, bill: Bill) -> str:
     shares = [
         {
-            "job": call.rpartition(".")[0],
-            "attempt": int(call.rpartition(".")[2]),
-            "tenant": used.tenants[call],
+            **_call(call, used),
             "seconds": bill.held_ms[call] / 1000,
             "usd": _dollars(share),
         }
@@ -174,10 +179,16 @@ def _record(id: str, deployment: str, replica: str, rate: Decimal, used: _Used, 
             "usd": _dollars(bill.total),
             "busy_usd": _dollars(bill.busy),
             "idle_usd": {cause: _dollars(usd) for cause, usd in bill.idle.items()},
+            **({"woken_by": _call(used.waker, used)} if used.waker and bill.idle[Idle.WARM_UP] else {}),
             "shares": shares,
         },
         separators=(",", ":"),
     )
+
+
+def _call(call: str, used: _Used) -> dict[str, str | int]:
+    job, _, attempt = call.rpartition(".")
+    return {"job": job, "attempt": int(attempt), "tenant": used.tenants[call]}
 
 
 def _counters(replica: str, used: _Used, bill: Bill) -> list[Value]:

@@ -1,7 +1,7 @@
 -- Shared by the scripts of a deployment's replicas. Moments are whole milliseconds, on this server's clock.
 -- KEYS[1] is a key of the deployment's slot; every other key is ARGV[1], the prefix `{b:name}:`, and a name.
 -- places:R sorted set, a call's id by the end of its lease; began:R hash, id -> 'start tenant'; used:R list of
--- 'start end tenant id tokens', the calls that have ended and are not in the machine's bill yet (only where it has one).
+-- 'start end tenant id tokens came', the calls that have ended and are not in the machine's bill yet (only where it has one).
 
 local P = ARGV[1]
 local MOST_USED = 100000
@@ -26,7 +26,9 @@ local function leave(replica, id, ended, tokens, from)
   if from and from > tonumber(start) then start = whole(from) end
   local used = P .. 'used:' .. replica
   if redis.call('LLEN', used) < MOST_USED then
-    redis.call('RPUSH', used, start .. ' ' .. whole(math.max(ended, tonumber(start))) .. ' ' .. tenant .. ' ' .. id .. ' ' .. tokens)
+    local came = string.match(began, '^%S+')
+    local span = start .. ' ' .. whole(math.max(ended, tonumber(start)))
+    redis.call('RPUSH', used, span .. ' ' .. tenant .. ' ' .. id .. ' ' .. tokens .. ' ' .. came)
     redis.call('PEXPIRE', used, KEEP_MS)
   end
 end

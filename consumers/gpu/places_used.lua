@@ -1,5 +1,5 @@
 -- What a replica's machine has done since its last bill. ARGV: prefix, replica, most calls that have ended
--- Returns {now, end of the last bill ('' none yet), its carry, phases ('ms phase'), ended ('start end tenant id tokens'),
+-- Returns {now, end of the last bill ('' none yet), its carry, phases ('ms phase'), ended ('start end tenant id tokens came'),
 --   running (id, 'start tenant', ...)}
 local replica = ARGV[2]
 local until_ms, carry = '', '0'

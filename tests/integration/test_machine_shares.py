@@ -28,7 +28,7 @@ DAY = date_of(A_DAY_MS / 1000)
 def a_bill(began: int, *shares: tuple[str, int, str], replica: str = "gpu-1", deployment: str = "small") -> str:
     rows = [{"tenant": "acme", "job": job, "attempt": attempt, "usd": usd} for job, attempt, usd in shares]
     head = {"deployment": deployment, "replica": replica, "from_ms": A_DAY_MS + began, "to_ms": A_DAY_MS + began + 10}
-    return json.dumps({**head, "shares": rows})
+    return json.dumps({**head, "idle_usd": {"warm_up": "0"}, "shares": rows})
 
 
 async def sums(bench: Bench, kind: Kind, name: str) -> dict[Window, int]:

@@ -19,7 +19,7 @@ from consumers.aws.backend_sagemaker import SageMakerBackend
 from consumers.aws.sagemaker_figures import NAMESPACE
 from consumers.aws.sagemaker_instances import Instances
 from consumers.aws.sagemaker_meters import SageMakerMeters
-from consumers.aws.sagemaker_scaling import COLD_S
+from consumers.aws.sagemaker_scaling import COLD_S, COMES_S
 from consumers.backend import Answer, BackendError, SoFar, Submitted
 from consumers.collector import Collector
 from consumers.gpu.machine_bills import MachineBills
@@ -31,6 +31,7 @@ from policies.retries import Failure
 from policies.scripts import Scripts
 from router import ledger, topics
 from router.job import Job, JobState
+from router.machine_shares import MachineShares
 from router.queues import Queues
 from tests.aws import AwsPlace
 from tests.builders import Bench, a_bench, a_deployment, until
@@ -395,6 +396,7 @@ async def test_what_a_call_waited_at_the_endpoint_is_not_its_share_and_is_told_a
 
     async def append(id: str, record: str) -> None:
         records[id] = json.loads(record)
+        await MachineShares(scripts).add(record)
 
     registry, bench = CollectorRegistry(), place.bench
     bills = MachineBills(scripts, append)
@@ -404,10 +406,11 @@ async def test_what_a_call_waited_at_the_endpoint_is_not_its_share_and_is_told_a
         bench.deployments, tuple(bench.tenants), bench.scripts, SageMakerMeters(registry), {"small": instances}
     )
     async with opening as backend:
-        await instances.looked(_variants(1, 1))
+        await instances.looked(_variants(0, 0))
         job = await bench.job()
         taken = await backend.call(job, place.deployment, attempt=1, on_chunk=None, so_far=SoFar())
         assert isinstance(taken, Submitted)
+        await instances.looked(_variants(0, 1))
         await asyncio.sleep(4.0)  # it waits there
         await instances.looked(_variants(1, 1))  # a bill does not go beyond a call of which nothing is known yet
         assert not any(record["shares"] for record in records.values())
@@ -429,6 +432,11 @@ async def test_what_a_call_waited_at_the_endpoint_is_not_its_share_and_is_told_a
     assert sum(share["seconds"] for share in shares) == pytest.approx(answer.stay.running, abs=0.05)
     for record in records.values():
         _add_up(record)
+    warm_up = sum(Decimal(record["idle_usd"]["warm_up"]) for record in records.values())
+    assert {record["woken_by"]["job"] for record in records.values() if "woken_by" in record} == {job.id}
+    view = await bench.view(job)
+    assert view.wake_usd == warm_up >= Decimal("0.004")
+    assert view.machine_usd == sum(Decimal(share["usd"]) for share in shares)
 
 
 async def test_a_job_for_an_endpoint_without_an_instance_is_told_how_long_one_takes_to_come(
@@ -442,12 +450,17 @@ async def test_a_job_for_an_endpoint_without_an_instance_is_told_how_long_one_ta
         DesiredWeightsAndCapacities=scale,
     )
     await place.at.turn(instances=0)
+    assert place.deployment.sagemaker is not None
+    priced = replace(place.deployment.sagemaker, usd_per_hour=Decimal("3.60"))
+    place.bench.deployments["small"] = replace(place.deployment, sagemaker=priced)
     queues, bench, stop = Queues(scripts), place.bench, asyncio.Event()
     quotes = Quotes(queues)
 
     async def quoted(job: Job) -> float | None:
         await quotes.hear()
-        return quotes.of(await bench.view(job)).starts_in_s
+        quote = quotes.of(await bench.view(job))
+        assert quote.starts_in_s is None or quote.wake_usd == Decimal("3.60") * COMES_S / 3600
+        return quote.starts_in_s
 
     job = await bench.queued()
     async with place.backend() as backend, asyncio.TaskGroup() as tasks:

@@ -101,6 +101,8 @@ JOB = an_object(
                 "endpoint_waited_s": maybe(NUMBER),
                 "endpoint_running_s": maybe(NUMBER),
                 "machine_usd": DOLLARS,
+                "wake_estimate_usd": DOLLARS,
+                "wake_usd": DOLLARS,
             },
         ),
         "result": maybe({**AN_OBJECT, "description": "What its endpoint gives, or a job.content that says where."}),

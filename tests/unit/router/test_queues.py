@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.queues import Heard, Told, Working
+from router.queues import Cold, Heard, Told, Working
 
 TOPIC = "jobs.gpu.text.light.standard"
 
@@ -65,6 +65,8 @@ def test_a_deployment_is_warming_when_any_worker_says_so() -> None:
 
 
 def test_a_deployment_without_an_instance_is_cold_for_as_long_as_the_most_patient_says() -> None:
-    told = Heard(0.0, [Told(), Told(cold={"patient": 300.0}), Told(cold={"patient": 420.0, "other": 1.0})])
+    told = Heard(
+        0.0, [Told(), Told(cold={"patient": Cold(300.0)}), Told(cold={"patient": Cold(420.0), "other": Cold(1.0)})]
+    )
 
-    assert (told.cold_s("patient"), told.cold_s("small")) == (420.0, None)
+    assert (told.cold("patient"), told.cold("small")) == (Cold(420.0), None)
