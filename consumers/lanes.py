@@ -9,10 +9,10 @@ from router.queues import KEPT_S, Heard, Queues
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Load:
     """What waits and runs. `backlog` are records that are not done, those of the `running` jobs included.
 
-    `oldest_s` is the age of the oldest of them, in seconds since it came to this line; 0 while none waits. `workers`
+    `oldest_s` is the age of the oldest of them, in seconds since it came to its queue; 0 while none waits. `workers`
     are the processes that take jobs from it.
     """
 
@@ -71,25 +71,25 @@ class Lanes:
         """The lanes, sorted."""
         return sorted({lane_and_queue(topic)[0] for topic in self.groups})
 
-    def of(self, lane: str) -> Line:
+    def of(self, lane: str) -> Load:
         """All queues of a lane together."""
         return self._sum(topic for topic in self.groups if lane_and_queue(topic)[0] == lane)
 
-    def by_queue(self) -> dict[tuple[str, str], Line]:
+    def by_queue(self) -> dict[tuple[str, str], Load]:
         """Each queue of each lane."""
         return {lane_and_queue(topic): self._sum([topic]) for topic in self.groups}
 
-    def _sum(self, topics: Iterable[str]) -> Line:
+    def _sum(self, topics: Iterable[str]) -> Load:
         chosen = list(topics)
         heard = self._counted.heard
         backlog = sum(self._counted.backlog.get(topic, 0) for topic in chosen)
         running = sum(told.topics[topic].running for told in heard.workers for topic in chosen if topic in told.topics)
-        line = Line(backlog, running, 0.0, sum(1 for told in heard.workers if _reads_any(told.topics, chosen)))
+        load = Load(backlog, running, 0.0, sum(1 for told in heard.workers if _reads_any(told.topics, chosen)))
         moments = [self._counted.oldest[topic] for topic in chosen if topic in self._counted.oldest]
-        if not moments or not line.waiting:
-            return line
+        if not moments or not load.waiting:
+            return load
         now = heard.now + self.clock() - (self._at or 0.0)
-        return Line(backlog, running, max(0.0, now - min(moments)), line.workers)
+        return Load(backlog, running, max(0.0, now - min(moments)), load.workers)
 
     async def _oldest(self, topic: str, group: str) -> float | None:
         try:

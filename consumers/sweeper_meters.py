@@ -28,11 +28,11 @@ class LaneMeters(Collector):
         running = gauge("running", "Jobs that workers run")
         oldest = gauge("oldest_seconds", "Age of the oldest record that is not done, while any waits")
         workers = gauge("workers", "Workers that take its jobs")
-        for key, line in self._lanes.by_queue().items() if self._lanes.is_known else ():
-            backlog.add_metric(key, line.backlog)
-            running.add_metric(key, line.running)
-            oldest.add_metric(key, line.oldest_s)
-            workers.add_metric(key, line.workers)
+        for key, load in self._lanes.by_queue().items() if self._lanes.is_known else ():
+            backlog.add_metric(key, load.backlog)
+            running.add_metric(key, load.running)
+            oldest.add_metric(key, load.oldest_s)
+            workers.add_metric(key, load.workers)
         return iter((backlog, running, oldest, workers))
 
 

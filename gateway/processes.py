@@ -264,15 +264,15 @@ async def _scale(lanes: "Lanes", request: Request) -> Response:
         return JSONResponse({"error": "there is no such lane", "lanes": lanes.names}, 404)
     if not lanes.is_known:
         return JSONResponse({"error": "the lanes have not been counted for a while; is the log there?"}, 503)
-    line = lanes.of(lane)
+    load = lanes.of(lane)
     return JSONResponse(
         {
             "lane": lane,
-            "backlog": line.backlog,
-            "waiting": line.waiting,
-            "running": line.running,
-            "oldest_s": round(line.oldest_s, 3),
-            "workers": line.workers,
+            "backlog": load.backlog,
+            "waiting": load.waiting,
+            "running": load.running,
+            "oldest_s": round(load.oldest_s, 3),
+            "workers": load.workers,
         }
     )
 

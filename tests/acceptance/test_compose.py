@@ -176,7 +176,11 @@ async def test_the_services_do_what_they_are_for_when_their_commands_are_run(
                     model=model, messages=[{"role": "user", "content": "Hello"}], timeout=60
                 )
                 assert (answer.choices[0].message.content or "").startswith(said)
-        for name in names:
+        place.settings = "compose-bedrock.yaml"
+        assert place.start("topics", services["topics"]).wait(60) == 0, place.output("topics")
+        place.start("worker-bedrock", services["worker-bedrock"])
+        await asyncio.to_thread(place.ready, "worker-bedrock")
+        for name in (*names, "worker-bedrock"):
             assert place.stop(name) == 0, place.output(name)
 
 
@@ -186,6 +190,7 @@ class _Place:
 
     folder: Path
     instead: Mapping[str, str]
+    settings: str = "compose-sagemaker.yaml"  # as SETTINGS names them
     running: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
 
@@ -243,9 +248,8 @@ class _Place:
 
     def _environ(self, service: Service, port: int) -> dict[str, str]:
         own = {name: self._here(str(value)) for name, value in service["environment"].items()}
-        # As SETTINGS names it; the checker does not put the variables of its environment in.
-        text = self._here((ROOT / "examples" / "compose-sagemaker.yaml").read_text(encoding="utf-8"))
-        here = self.folder / "pointsman.yaml"
+        text = self._here((ROOT / "examples" / self.settings).read_text(encoding="utf-8"))
+        here = self.folder / self.settings
         here.write_text(text, encoding="utf-8")
         ports = dict.fromkeys(PORTS, str(port))
         plain = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}

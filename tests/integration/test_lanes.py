@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from consumers.lanes import Lanes, Line
+from consumers.lanes import Lanes, Load
 from router.queues import KEPT_S, Queues, Told, Working
 from tests.builders import Bench, a_bench
 
@@ -34,11 +34,11 @@ async def test_a_lane_has_what_waits_what_runs_how_old_the_oldest_is_and_who_wor
     await lanes.count()
 
     clock[0] += 5.0
-    line = lanes.of(LANE)
-    assert (line.backlog, line.running, line.waiting, line.workers) == (3, 1, 2, 1)
-    assert 5.0 <= line.oldest_s < 15.0
-    assert lanes.by_queue()[LANE, "standard"] == line
-    assert lanes.by_queue()[LANE, "bulk"] == Line()
+    load = lanes.of(LANE)
+    assert (load.backlog, load.running, load.waiting, load.workers) == (3, 1, 2, 1)
+    assert 5.0 <= load.oldest_s < 15.0
+    assert lanes.by_queue()[LANE, "standard"] == load
+    assert lanes.by_queue()[LANE, "bulk"] == Load()
 
 
 async def test_jobs_that_all_run_do_not_ask_for_more_workers_however_long_they_take(bench: Bench) -> None:
@@ -49,7 +49,7 @@ async def test_jobs_that_all_run_do_not_ask_for_more_workers_however_long_they_t
     await lanes.count()
 
     clock[0] += 10.0
-    assert lanes.of(LANE) == Line(backlog=1, running=1, oldest_s=0.0, workers=1)
+    assert lanes.of(LANE) == Load(backlog=1, running=1, oldest_s=0.0, workers=1)
 
 
 async def test_what_was_counted_too_long_ago_is_not_told(bench: Bench) -> None:
