@@ -42,6 +42,7 @@ from router.log import Log, Record
 from router.queues import Queues
 from router.shares import Shares
 from router.wakeups import Wakeups
+from tools.chart import __main__ as chart
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -141,6 +142,10 @@ def test_the_glossary_knows_every_state_and_what_clients_see() -> None:
 
 
 # Settings
+
+
+def test_the_chart_takes_the_settings_that_there_are() -> None:
+    assert chart.PLACE.read_text(encoding="utf-8") == chart.text(), "run: make chart-schema"
 
 
 def test_the_page_of_the_settings_has_each_with_its_default_and_range() -> None:
