@@ -42,6 +42,7 @@ from gateway.pilot import Estimate, Stratum, estimate, sample
 if TYPE_CHECKING:
     from gateway.client import Client
 
+SCORED = ("score", "cap")
 SHOWN = 5  # reasons why lines will not run
 
 
@@ -64,7 +65,7 @@ def pilot_command(
     """Run some lines of a file, drawn for each deployment that it uses, and say what all will cost and take."""
     asked = Asked(file, endpoint, window)
 
-    async def run() -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, list[int]], dict[int, str]]:
+    async def run() -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]], dict[int, str]]:
         async with client_of(url, key, is_patient=True) as client:
             underway, path = await at_gateway(client, asked, file.with_suffix(".out.jsonl"))
             try:
@@ -73,17 +74,17 @@ def pilot_command(
                 drawn = sample(strata, items, worth=_worth(routes), draw=random.Random(seed))
                 batch, rows = await _tried(client, file, drawn, endpoint)
             finally:
-                if not yes:
+                if not yes and not underway.batch:  # else `submit` has it
                     with suppress(GatewayError):  # it goes with its time as well
                         await client.delete(f"/files/{underway.file}")
                     underway.forget(path)
-            return batch, rows, strata, drawn
+            return batch, rows, routes, drawn
 
-    batch, rows, strata, drawn = run_it(context, run())
+    batch, rows, routes, drawn = run_it(context, run())
     if batch["status"] != "completed":
         err.print("The lines are those that were drawn, not those of the file:")
         conclude(batch)
-    _tell(batch, rows, strata, drawn)
+    _tell(batch, rows, routes, drawn)
     if yes:
         submit_command(context, file, None, None, endpoint, window, False, url, key)
     else:
@@ -145,14 +146,16 @@ def _written(file: Path, drawn: dict[int, str], to: Path) -> None:
 
 
 def _tell(
-    batch: dict[str, Any], rows: list[dict[str, Any]], strata: dict[str, list[int]], drawn: dict[int, str]
+    batch: dict[str, Any], rows: list[dict[str, Any]], routes: list[dict[str, Any]], drawn: dict[int, str]
 ) -> None:
     """What the sample says of the whole. A line that made no call took no time and cost nothing."""
-    counts, count = batch["request_counts"], sum(map(len, strata.values()))
+    sizes = Counter(route["deployment"] for route in routes if "deployment" in route)
+    scored = Counter(route["deployment"] for route in routes if route.get("rule") in SCORED)
+    counts, count = batch["request_counts"], sizes.total()
     out.print(f"{counts['completed']} of {counts['total']} lines completed, out of {count} in the file.")
     for why, times in Counter(_fault(row) for row in rows if _fault(row)).most_common():
         out.print(f"  {times} failed: {why}", markup=False)
-    ran: dict[str, list[dict[str, Any]]] = {name: [] for name in strata}
+    ran: dict[str, list[dict[str, Any]]] = {name: [] for name in sizes}
     for row in rows:
         ran[drawn[int(row["custom_id"])]].append(row["pointsman"] or {"usd": "0", "seconds": 0.0})
     table = Table("", "per line", "95 %", f"all {count} lines", "95 %")
@@ -160,14 +163,17 @@ def _tell(
         out.print("What a line costs is not known: its deployment has no price.", style="yellow")
     else:
         usd = {
-            name: Stratum([float(Decimal(about["usd"])) for about in ran[name]], len(lines))
-            for name, lines in strata.items()
+            name: Stratum([float(Decimal(about["usd"])) for about in ran[name]], size, scored[name])
+            for name, size in sizes.items()
         }
         table.add_row("dollars", *_cells(estimate(usd.values()), count, "{:.6f}", "{:.4f}"))
         for name, stratum in usd.items() if len(usd) > 1 else ():
             cells = _cells(estimate([stratum]), stratum.of, "{:.6f}", "{:.4f}")
             table.add_row(f"  {stratum.of} lines at {name}", *cells)
-    seconds = {name: Stratum([each["seconds"] or 0.0 for each in ran[name]], len(strata[name])) for name in strata}
+    seconds = {
+        name: Stratum([each["seconds"] or 0.0 for each in ran[name]], size, scored[name])
+        for name, size in sizes.items()
+    }
     every = [value for stratum in seconds.values() for value in stratum.values]
     took = max([0.001, batch["completed_at"] - batch["in_progress_at"], *every])
     at_once = max(1.0, sum(every) / took)
@@ -175,6 +181,10 @@ def _tell(
     table.add_row("minutes", *_cells(minutes, count / at_once, "{:.4f}", "{:.1f}"))
     tables.show(out, table)
     out.print("Which line goes where is what the router says of the whole file now.")
+    if len(scored) > 1:
+        out.print(
+            f"A score decides that for {scored.total()} lines; that it may decide otherwise then is in the bounds."
+        )
     out.print(f"The minutes of all lines are at the pace of these, of which {at_once:.1f} ran at once.")
 
 

@@ -30,10 +30,14 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Stratum:
-    """Items that are alike, such as lines of one deployment: `of` of them, and the values of some drawn at random."""
+    """Items that are alike, such as lines of one deployment: `of` of them, and the values of some drawn at random.
+
+    So many of them are here because a score was above or below a threshold, which moves on until they run: `scored`.
+    """
 
     values: Sequence[float]
     of: int
+    scored: int = 0
 
 
 def sample(
@@ -56,19 +60,32 @@ def sample(
 def estimate(strata: Collection[Stratum]) -> Estimate:
     """The mean over all items of all strata; each has at least one value, none negative.
 
-    The bounds are Student's, with Welch's and Satterthwaite's degrees of freedom.
+    The bounds are Student's, with Welch's and Satterthwaite's degrees of freedom; that scored items may yet go to
+    another stratum is in them as well.
     """
     count = sum(stratum.of for stratum in strata)
     middle = sum(mean(stratum.values) * stratum.of for stratum in strata) / count
     if any(len(stratum.values) == 1 < stratum.of for stratum in strata):
         return Estimate(middle, 0.0, float("inf"))
     drawn = [(_variance(stratum) * (stratum.of / count) ** 2, len(stratum.values) - 1) for stratum in strata]
-    whole = sum(each for each, _ in drawn)
+    whole = sum(each for each, _ in drawn) + _of_division(strata) / count**2
     if not whole:
         return Estimate(middle, middle, middle)
-    freedom = max(1, int(whole**2 / sum(each**2 / free for each, free in drawn if each)))
+    doubt = sum(each**2 / free for each, free in drawn if each)
+    freedom = max(1, int(whole**2 / doubt)) if doubt else len(T_95) + 1
     half = (T_95[freedom - 1] if freedom <= len(T_95) else T_FAR) * sqrt(whole)
     return Estimate(middle, max(0.0, middle - half), middle + half)
+
+
+def _of_division(strata: Collection[Stratum]) -> float:
+    """The variance of the sum over all items that comes from how scored ones are divided: each stratum's number of
+    them is taken to vary as that of independent events does, at the cost of the stratum that has the most."""
+    scored = [stratum for stratum in strata if stratum.scored]
+    if not scored:
+        return 0.0
+    most = max(scored, key=lambda stratum: stratum.scored)
+    usual = mean(most.values)
+    return sum(each.scored * (mean(each.values) - usual) ** 2 for each in scored if each is not most)
 
 
 def _variance(stratum: Stratum) -> float:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import random
 import re
@@ -68,7 +69,7 @@ def ids(path: Path) -> list[str]:
 
 
 def test_submit_goes_on_after_ctrl_c_with_the_same_batch(up: tuple[Pointsman, Process], tmp_path: Path) -> None:
-    file = an_input(tmp_path / "in.jsonl", 120, "wait:0.2")
+    file = an_input(tmp_path / "in.jsonl", 120, "wait:0.4")
     with client(up) as sdk:
         before = {batch.id for batch in sdk.batches.list()}
         with command(up, "submit", str(file)) as running:
@@ -184,7 +185,7 @@ def test_a_pilot_counts_with_where_auto_would_send_each_line_of_the_whole_file(
 
     assert len(by_tier) == 2 and 0 < heavy < 240
     [told] = [int(found[1]) for line in by_tier if (found := re.search(r"([0-9]+) lines at heavy", line))]
-    assert abs(told - heavy) <= 3  # the share moves on with every call
+    assert abs(told - heavy) <= 2 * math.sqrt(told)  # the share moves on with every call
     assert least <= usd <= most
 
 

@@ -54,6 +54,17 @@ def test_a_stratum_counts_by_how_many_it_has_and_not_by_how_many_were_tried() ->
     assert got == Estimate(2.0, 2.0, 2.0)
 
 
+def test_what_a_score_has_divided_may_be_divided_otherwise() -> None:
+    light, heavy = Stratum([1.0, 1.0], 300, scored=200), Stratum([11.0, 11.0], 100, scored=100)
+
+    got = estimate([light, heavy])
+
+    assert got.mean == 3.5
+    # A hundred give or take twenty, 10 dearer each, over 400.
+    assert got.most - got.mean == pytest.approx(20 * 10 / 400) == got.mean - got.least
+    assert estimate([light]) == Estimate(1.0, 1.0, 1.0)
+
+
 def test_the_bounds_hold_the_truth_about_as_often_as_they_say() -> None:
     draw = random.Random(1)
     light = [draw.expovariate(1.0) + 1.0 for _ in range(400)]
