@@ -1,12 +1,13 @@
 """The port to what runs models: a job in, an answer or a named failure out."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, runtime_checkable
 
 from policies.deployments import Deployment
 from policies.pricing import Usage
 from policies.retries import Failure
+from policies.values import dataclass
 from router.job import JSON, Job, Stay
 from router.queues import Cold
 

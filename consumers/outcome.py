@@ -1,7 +1,6 @@
 """What became of one delivery of a job."""
 
-from dataclasses import dataclass
-
+from policies.values import dataclass
 from router.job import Job
 
 LONGEST_PARK_S = 30.0  # what waits longer does so on a retry topic

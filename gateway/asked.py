@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from decimal import Decimal
 
 from gateway.body import InvalidRequestError
 from gateway.fields import MAX_NAME, Values, a_choice, a_text, an_object, flag, invalid, number, required, wrong_type
+from policies.values import dataclass
 from router.job import JobClass
 
 MAX_SECONDS = 30 * 86_400

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request
@@ -21,6 +21,7 @@ from gateway.reading import Held, HungUpError, read
 from gateway.services import Services
 from policies.keys import KeyHolder
 from policies.quota import Rooms
+from policies.values import dataclass
 from router.board import JobView
 from router.job import JobState
 

@@ -1,10 +1,12 @@
 """What a call costs: usage times price book, in exact decimals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
+
+from policies.values import dataclass
 
 PER_MILLION = Decimal(1_000_000)
 IMAGE_TOKENS = 1_600  # of one that is made

@@ -1,7 +1,7 @@
 """Shared limits of tenants and deployments: reserved before a call, settled after it, all or nothing."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from enum import StrEnum
@@ -13,6 +13,7 @@ from policies.deployments import Deployment, Limits
 from policies.pricing import Usage, usual_tokens
 from policies.scripts import Script, Scripts, Value
 from policies.tenants import Tenant
+from policies.values import dataclass
 
 FUNCTIONS = "quota_functions"  # other scripts of the same slot put them in front to settle on their way
 SPARE_S = 1.0  # of a deployment's bucket

@@ -5,13 +5,14 @@ Keys of a tenant carry `{t:<tenant>}` and so share a slot. All moments come from
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import date
 from decimal import Decimal
 from typing import cast
 
 from policies.pricing import ChargeLine, picodollars, total
 from policies.scripts import BoardUnavailableError, Script, Scripts, Value
+from policies.values import dataclass
 from router import compact, envelope, ledger
 from router.job import JSON, Job, JobState, Payload, Queue, Stay
 

@@ -1,7 +1,6 @@
 """Which deployment a job goes to, and why: rules first, the score only where they leave a choice."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
 from types import MappingProxyType
@@ -10,6 +9,7 @@ from typing import Literal
 from policies.deployments import Deployment, Fallback, Tier
 from policies.retries import Failure
 from policies.tenants import Tenant
+from policies.values import dataclass
 from router import modality, rules, sessions
 from router.gain import Score
 from router.job import Alternative, Estimate, Route

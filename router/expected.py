@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from policies.deployments import Deployment
 from policies.pricing import Usage, usual_tokens
+from policies.values import dataclass
 from policies.videos import seconds
 from router import images, sounds, tokens
 

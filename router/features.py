@@ -9,7 +9,6 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from operator import mul
@@ -18,6 +17,8 @@ from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
+
+from policies.values import dataclass
 
 SPAN = 4096  # characters read at each end of a text
 READ = 8 * SPAN + 2  # and so at most these bytes

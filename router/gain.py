@@ -9,7 +9,7 @@ import io
 import math
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from typing import BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.values import dataclass
 from router import turns
 from router.features import BITS, IS_CHOICE, NAMES, Counted, Floats, count, spelled
 

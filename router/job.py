@@ -1,12 +1,13 @@
 """What a job is: one frozen value, carried from the door to the end."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from decimal import Decimal
 from enum import StrEnum
 
 from policies.deployments import Fallback, Modality, Tier
 from policies.pricing import Basis, Usage
+from policies.values import dataclass
 
 JSON = "application/json"
 

@@ -2,8 +2,10 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
+
+from policies.values import dataclass
 
 RECORD_LIMIT = 1_000_000  # bytes of a value and its headers; larger bodies lie in the object store
 

@@ -1,11 +1,11 @@
 """What decides before any score: which deployments can do the job at all, and what that leaves."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 
 from policies.deployments import Deployment, Modality, Tier
 from policies.pricing import cost
+from policies.values import dataclass
 from router import tokens
 from router.expected import expected
 from router.job import Estimate

@@ -5,12 +5,13 @@ Decisions touch memory alone. `router/sharing.py` tells other replicas, and take
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from decimal import Decimal
 from typing import NamedTuple
 
 from policies.deployments import Modality
 from policies.tenants import Tenant
+from policies.values import dataclass
 from router import tracker
 from router.gain import GainScore, Score, shipped
 from router.sessions import Sessions

@@ -5,8 +5,10 @@ calls. Replicas decide on a level of their own and add up, now and then, what ea
 """
 
 import math
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from statistics import NormalDist
+
+from policies.values import dataclass
 
 LEAST_DEVIATION = 0.01  # of the scores; so that the threshold also moves where all are alike
 MOST_REPLICAS = 8  # that make a replica move faster: by more it would waver

@@ -1,9 +1,9 @@
 """What the last user turn asks, read from a bounded part of the body whatever its shape."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 
+from policies.values import dataclass
 from router.features import SPAN
 
 TURNS = 60  # messages read, from the end of the conversation
