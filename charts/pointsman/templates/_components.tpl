@@ -1,4 +1,4 @@
-{{- /* Every process that keeps running, as a YAML list: name, args, port, portName, env, grace, values. */ -}}
+{{- /* Every process that keeps running, as a YAML list: name, role, backend, args, env, grace, values. */ -}}
 {{- define "pointsman.components" -}}
 {{- $root := . -}}
 {{- $values := .Values -}}
