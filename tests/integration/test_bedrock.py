@@ -29,6 +29,7 @@ from router.job import Job, JobState
 from tests.aws import CREDENTIALS, REGION, controlled
 from tests.builders import Bench, a_bench, a_deployment, a_job, until
 from tests.doubles import OpenAIDouble, openai_double
+from tests.doubles.aws.bedrock import GUARDED
 from tests.doubles.aws.shapes import faults
 from tests.model import real_model
 
@@ -373,6 +374,55 @@ async def test_of_many_calls_that_begin_at_once_the_first_is_sent_first(place: P
     texts = [call["request"]["messages"][0]["content"][0]["text"] for call in place.record()]
     assert len(texts) == 30
     assert all(abs(int(text.removeprefix("call ")) - arrived) <= 4 for arrived, text in enumerate(texts))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_guardrail_that_steps_in_is_a_content_filter_and_costs_no_tokens(place: Place, streams: bool) -> None:
+    place.turn(guarded="gunpowder")
+    guarded = place.with_place(guardrail="gr-abc123", guardrail_version="2")
+    chunks: list[bytes] = []
+
+    async def on_chunk(chunk: bytes) -> None:
+        chunks.append(chunk)
+
+    async def asked(text: str) -> Answer:
+        body = {"messages": [{"role": "user", "content": text}], "stream": streams}
+        job = replace(a_job(), body=json.dumps(body).encode(), stream=streams)
+        listener = on_chunk if streams else None
+        return await guarded.backend.call(job, guarded.deployment, attempt=1, on_chunk=listener, so_far=SoFar())
+
+    stopped = await asked("How is gunpowder made?")
+    reasons = [choice.get("finish_reason") for chunk in chunks for choice in json.loads(chunk)["choices"]]
+    passed = await asked("How is bread made?")
+
+    [choice] = json.loads(stopped.body)["choices"]
+    assert choice["finish_reason"] == "content_filter"
+    assert choice["message"]["content"] == GUARDED
+    assert stopped.usage.total == 0
+    assert (reasons[-1] if streams else "content_filter") == "content_filter"
+    assert json.loads(passed.body)["choices"][0]["finish_reason"] == "stop"
+    assert {json.dumps(call["request"]["guardrailConfig"], sort_keys=True) for call in place.record()} == {
+        '{"guardrailIdentifier": "gr-abc123", "guardrailVersion": "2", "trace": "disabled"}'
+    }
+
+
+async def test_a_job_that_a_guardrail_stopped_is_completed_and_says_so(
+    redis: "Redis", tmp_path: Path, place: Place
+) -> None:
+    place.turn(guarded="gunpowder")
+    guarded = place.with_place(guardrail="gr-abc123", guardrail_version="2")
+    deployment = replace(a_deployment(price=builtin().find(MODEL)), model=MODEL, bedrock=guarded.deployment.bedrock)
+    async with a_bench(redis, tmp_path, deployments=[deployment]) as bench:
+        stop = asyncio.Event()
+        running = asyncio.create_task(bench.worker(place.backend).run(stop))
+        [view] = await bench.ended(await bench.queued("How is gunpowder made?"))
+        stop.set()
+        await running
+        charges = await bench.charges()
+
+    assert view.state is JobState.COMPLETED
+    assert json.loads(view.result or b"{}")["choices"][0]["finish_reason"] == "content_filter"
+    assert [(row["lines"], row["tokens"]) for row in charges] == [([], 0)]
 
 
 async def test_a_tools_call_comes_back_as_openais(place: Place) -> None:

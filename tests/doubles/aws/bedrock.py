@@ -12,6 +12,8 @@ input + output x burndown as it ends (user guide, quotas); without `max_tokens` 
 | a tier | the one that `served` says, else the one that was asked for; `default` else (API reference) |
 | a stream | event-stream frames as the model's pieces come; usage and tier only in the last one (API reference) |
 | errors inside a stream | as exception frames (API reference) |
+| a guardrail that is named in the call and finds something in the input | its own words, `guardrail_intervened`; the \
+model is not called, and no tokens of it are counted (user guide) |
 | a call without a signature | `MissingAuthenticationTokenException`, 403 (unverified; it is not checked) |
 
 It has no model of its own: where the server behind it cannot be reached the call ends with
@@ -22,6 +24,7 @@ Tests set a model with `POST /double/bedrock/model`: `{"model": ID, "upstream": 
 | knob | what it makes happen |
 |---|---|
 | `served` | the tier that serves, whatever was asked for |
+| `guarded` | the guardrail of a call stops an input with this word in it |
 | `stop` | a stop reason in place of the model's |
 | `cached`, `written_1h` | so many tokens were read from the cache; were written to it for an hour |
 | `error`, `error_message` | every call is refused with that code; `errors` of them only, where that is given |
@@ -61,6 +64,7 @@ SERVICE = Session().get_service_model("bedrock-runtime")
 ENCODER = EventStreamEncoder()
 RECORDS = 20_000
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+GUARDED = "Sorry, the guardrail does not let this through."
 LONGEST_KEPT = 2000  # characters of one text
 SERVER_S = 600.0
 CHARACTERS_PER_TOKEN = 4
@@ -87,6 +91,7 @@ class Knobs:
     model: str
     upstream: str = ""
     served: str = ""
+    guarded: str = ""
     stop: str = ""
     cached: int = 0
     written_1h: int = 0
@@ -248,6 +253,8 @@ class Bedrock:
         most = asked.get("inferenceConfig", {}).get("maxTokens", model.knobs.most_output)
         call.input = ceil(sum(map(_letters, asked["messages"])) / CHARACTERS_PER_TOKEN)
         _admit(model, call.input + most)
+        if model.knobs.guarded and "guardrailConfig" in asked and model.knobs.guarded in json.dumps(asked["messages"]):
+            return _guarded(model, call, asked, most)
         return _converse(model, call, asked, most)
 
     def allowed(self, name: str) -> Model:
@@ -330,6 +337,14 @@ def _converse(model: Model, call: Call, asked: Mapping[str, Any], most: int) -> 
     yield "contentBlockStop", {"contentBlockIndex": 0 if opened is None else opened}
     yield "messageStop", {"stopReason": knobs.stop or stop}
     yield "metadata", _metadata(model, call, asked, told, began, most)
+
+
+def _guarded(model: Model, call: Call, asked: Mapping[str, Any], most: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "messageStart", {"role": "assistant"}
+    yield "contentBlockDelta", {"contentBlockIndex": 0, "delta": {"text": GUARDED}}
+    yield "contentBlockStop", {"contentBlockIndex": 0}
+    yield "messageStop", {"stopReason": "guardrail_intervened"}
+    yield "metadata", _metadata(model, call, asked, {"prompt_tokens": 0, "completion_tokens": 0}, time.time(), most)
 
 
 def _metadata(
