@@ -28,6 +28,7 @@ Tests set a model with `POST /double/bedrock/model`: `{"model": ID, "upstream": 
 | `stop` | a stop reason in place of the model's |
 | `cached`, `written_1h` | so many tokens were read from the cache; were written to it for an hour |
 | `error`, `error_message` | every call is refused with that code; `errors` of them only, where that is given |
+| `retry_after` | the header of a refusal |
 | `stream_error` | after half of the pieces, an exception of that name in the stream |
 | `rpm`, `tpm`, `burndown`, `burst_s`, `most_output` | its quota |
 | `service_s` | how long a call takes beyond the model's own time |
@@ -98,6 +99,7 @@ class Knobs:
     error: str = ""
     error_message: str = "the double was told to"
     errors: int | None = None
+    retry_after: str = ""
     stream_error: str = ""
     rpm: float | None = None
     tpm: float | None = None
@@ -162,9 +164,10 @@ class Model:
 class Refused(Exception):
     """The service's error."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, retry_after: str = "") -> None:
         super().__init__(message)
         self.code = code
+        self.headers = [("retry-after", retry_after)] if retry_after else []
 
 
 class Bedrock:
@@ -232,6 +235,7 @@ class Bedrock:
                 [
                     ("content-type", "application/json"),
                     ("x-amzn-errortype", f"{refused.code}:http://internal.amazon.com/"),
+                    *refused.headers,
                 ],
             )
             return [text]
@@ -269,7 +273,7 @@ class Bedrock:
             if knobs.error and knobs.errors != 0:
                 if knobs.errors is not None:
                     knobs.errors -= 1
-                raise Refused(knobs.error, knobs.error_message)
+                raise Refused(knobs.error, knobs.error_message, knobs.retry_after)
         return model
 
 
