@@ -371,6 +371,9 @@ class TimeoutSettings(Section):
         return Timeouts(**{name.removesuffix("_s"): value for name, value in self})
 
 
+UNGUARDED = frozenset({Modality.IMAGE_GENERATION, Modality.VIDEO_GENERATION})  # nobody carries these for them
+
+
 class PriceSettings(Section):
     """Dollars per million tokens or characters, for an image, for a second of audio or video.
 
@@ -481,6 +484,8 @@ class DeploymentSettings(Section):
             raise ValueError("a bedrock deployment, and no other, has a bedrock section with at least its region")
         if self.bedrock is not None and (Modality.VIDEO_GENERATION in self.modalities) != bool(self.bedrock.videos):
             raise ValueError("a bedrock deployment of modality video_generation, and no other, has bedrock.videos")
+        if self.bedrock is not None and self.bedrock.is_asked_for_more and set(self.modalities) & UNGUARDED:
+            raise ValueError("bedrock: images and videos are made without service_tier, latency and guardrail")
         return self
 
 

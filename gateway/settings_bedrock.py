@@ -33,6 +33,11 @@ class BedrockSettings(Section):
             raise ValueError("guardrail_version is of a guardrail, and there is none")
         return self
 
+    @property
+    def is_asked_for_more(self) -> bool:
+        """Whether calls name a tier, a latency or a guardrail."""
+        return bool(self.service_tier or self.latency or self.guardrail)
+
     def bedrock(self) -> Bedrock:
         """The domain's value."""
         return Bedrock(

@@ -1,5 +1,6 @@
 """Opens what the settings ask for, and closes it in reverse order. The only place that names an adapter."""
 
+import asyncio
 import random
 import ssl
 import time
@@ -503,12 +504,18 @@ async def open_backend(
 
 
 async def bedrock_troubles(deployments: dict[str, Deployment]) -> list[tuple[str, str]]:
-    """What is wrong with models of Bedrock, by deployment: one call to each. Raises `SettingsError` without litellm."""
+    """What is wrong with models of Bedrock, by deployment: one call to each, and nothing that is dear.
+
+    Raises `SettingsError` without litellm.
+    """
     with _with_extra("bedrock"):
         from consumers.aws.backend_bedrock import BedrockBackend
+        from consumers.aws.videos import trouble
 
+    films = {name: each for name, each in deployments.items() if each.bedrock is not None and each.bedrock.videos}
+    found = [(name, await asyncio.to_thread(trouble, each)) for name, each in films.items()]
     async with BedrockBackend.open(deployments) as backend:
-        found = [(name, await backend.ping(each)) for name, each in deployments.items()]
+        found += [(name, await backend.ping(each)) for name, each in deployments.items() if name not in films]
     return [(name, trouble) for name, trouble in found if trouble is not None]
 
 

@@ -21,7 +21,7 @@ from consumers.aws.litellm_library import litellm, quiet
 from consumers.backend import Answer, BackendError, OnChunk, SoFar
 from consumers.gathered import Gathered, MalformedChunkError, Object, compact
 from consumers.upstream import parsed
-from policies.deployments import Bedrock, Deployment, Tier
+from policies.deployments import Bedrock, Deployment, Modality, Tier
 from policies.pricing import Usage
 from policies.retries import Failure
 from router.job import JSON, Job
@@ -94,7 +94,7 @@ class BedrockBackend:
             asked = bedrock_request.chat(job, deployment, place, attempt=attempt)
             exchange = _Chat(wire, job, deployment, asked, on_chunk, self._preparing)
         else:
-            exchange = _Whole(wire, job, deployment, place)
+            exchange = _Whole(wire, job, deployment, place, attempt)
         try:
             answer = await exchange.run()
         except BackendError as error:
@@ -111,11 +111,16 @@ class BedrockBackend:
         return answer
 
     async def ping(self, deployment: Deployment) -> str | None:
-        """Whether the model answers: one token is made, and paid for."""
+        """Whether the model answers: one token is made or read, and paid for. Of one that paints it is not known."""
         place, wire = _place(deployment), Wire(self._session, deployment.timeouts)
+        if deployment.modalities == {Modality.IMAGE_GENERATION}:
+            return None
         arguments = bedrock_request.probe(deployment, place)
         try:
             async with asyncio.timeout(PING_S):
+                if deployment.modalities == {Modality.EMBEDDING}:
+                    await litellm.aembedding(**bedrock_request.embedding_probe(deployment, place), client=wire)
+                    return None
                 async for _ in await litellm.acompletion(**arguments, client=wire):
                     continue
         except TimeoutError:
@@ -287,12 +292,13 @@ class _Chat:
 class _Whole:
     """One call whose answer comes whole: embeddings, images."""
 
-    def __init__(self, wire: Wire, job: Job, deployment: Deployment, place: Bedrock) -> None:
+    def __init__(self, wire: Wire, job: Job, deployment: Deployment, place: Bedrock, attempt: int) -> None:
         self.first_token_s: float | None = None
         self._wire = wire
         self._job = job
         self._deployment = deployment
         self._place = place
+        self._attempt = attempt
 
     @property
     def spent(self) -> Usage:
@@ -314,12 +320,13 @@ class _Whole:
             is_owed = found.failure in (Failure.TIMED_OUT, Failure.CUT)
             raise _error(found, code, message, self.spent if is_owed else Usage()) from error
         sent = whole.Request("", b"", JSON, parsed(self._job.body))
-        return whole.answer(sent, self._job, self._deployment, compact(answer.model_dump(mode="json")), JSON)
+        made = whole.answer(sent, self._job, self._deployment, compact(answer.model_dump(mode="json")), JSON)
+        return replace(made, usage=replace(made.usage, tier=self._wire.served))
 
     def _call(self) -> Awaitable[Any]:
         match self._job.endpoint:
             case whole.EMBEDDINGS:
-                arguments = bedrock_request.embedding(self._job, self._deployment, self._place)
+                arguments = bedrock_request.embedding(self._job, self._deployment, self._place, attempt=self._attempt)
                 return litellm.aembedding(**arguments, client=self._wire)  # type: ignore[no-any-return]
             case whole.IMAGES:
                 arguments = bedrock_request.image(self._job, self._deployment, self._place)

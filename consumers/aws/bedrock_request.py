@@ -1,5 +1,6 @@
 """A client's body as the arguments of litellm's Bedrock calls: an allow-list, since litellm takes far more. No I/O."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -124,7 +125,12 @@ def probe(deployment: Deployment, place: Bedrock) -> Mapping[str, Any]:
     }
 
 
-def embedding(job: Job, deployment: Deployment, place: Bedrock) -> Mapping[str, Any]:
+def embedding_probe(deployment: Deployment, place: Bedrock) -> Mapping[str, Any]:
+    """The same for a model that embeds."""
+    return {"model": f"bedrock/{deployment.model}", "input": ["Hi"], **_place(place)}
+
+
+def embedding(job: Job, deployment: Deployment, place: Bedrock, *, attempt: int) -> Mapping[str, Any]:
     """Of texts to embed. Raises `BackendError`."""
     asked = parsed(job.body)
     given = asked.get("input")
@@ -132,6 +138,7 @@ def embedding(job: Job, deployment: Deployment, place: Bedrock) -> Mapping[str, 
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise _refused("input", "input must be text or a list of texts: Bedrock takes no tokens")
     sent: dict[str, Any] = {"model": f"bedrock/{deployment.model}", "input": texts, **_place(place)}
+    sent["extra_headers"] = _headers(job, place, attempt)
     if asked.get("dimensions") is not None:
         sent["dimensions"] = asked["dimensions"]
     return sent
@@ -154,6 +161,18 @@ def _place(place: Bedrock) -> dict[str, Any]:
     if place.aws_url:
         where["aws_bedrock_runtime_endpoint"] = place.aws_url
     return where
+
+
+def _headers(job: Job, place: Bedrock, attempt: int) -> dict[str, str]:
+    """What InvokeModel has as headers, where Converse has members of its body."""
+    headers = {
+        "Service-Tier": place.service_tier,
+        "PerformanceConfig-Latency": place.latency,
+        "GuardrailIdentifier": place.guardrail,
+        "GuardrailVersion": place.guardrail and place.guardrail_version,
+        "Request-Metadata": json.dumps(_metadata(job, attempt)),
+    }
+    return {f"X-Amzn-Bedrock-{name}": value for name, value in headers.items() if value}
 
 
 def _metadata(job: Job, attempt: int) -> dict[str, str]:

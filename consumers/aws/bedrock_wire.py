@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import httpx
 
-from consumers.aws.bedrock_events import Events, Fault
+from consumers.aws.bedrock_events import LONGEST_TIER, Events, Fault
 from consumers.aws.litellm_library import AsyncHTTPHandler
 from consumers.gpu.wire import read_most, unreachable
 from consumers.refusals import Refusal, retry_after
@@ -22,13 +22,15 @@ from policies.retries import Failure
 
 LARGEST_ANSWER = 64 * 1024 * 1024  # bytes
 LARGEST_REFUSAL = 64 * 1024  # bytes of an error's body that are read
+SERVED = "x-amzn-bedrock-service-tier"
 LONGEST_NAME = 100  # characters of a code
 
 
 class Wire(AsyncHTTPHandler):  # type: ignore[misc]
     """`fault` is Bedrock's own error, `refusal` why there is none and no answer either. Closed by whoever made it.
 
-    `when_asked` is called when litellm is done with the request, and nothing of it was sent yet.
+    `served` is the tier that did it, where that is a header; a stream's is in its events. `when_asked` is called when
+    litellm is done with the request, and nothing of it was sent yet.
     """
 
     def __init__(self, session: aiohttp.ClientSession, timeouts: Timeouts) -> None:
@@ -43,6 +45,7 @@ class Wire(AsyncHTTPHandler):  # type: ignore[misc]
         self.is_sent = False
         self.status: int | None = None
         self.retry_after: float | None = None
+        self.served = ""
         self.fault: Fault | None = None
         self.refusal: Refusal | None = None
 
@@ -81,6 +84,7 @@ class Wire(AsyncHTTPHandler):  # type: ignore[misc]
             if len(body) > LARGEST_ANSWER:
                 raise self.too_large()
             self.events.feed_whole(body)
+            self.served = response.headers.get(SERVED, "")[:LONGEST_TIER]
             return httpx.Response(200, headers=_kind(response), content=body, request=request)
         except aiohttp.ConnectionTimeoutError as error:
             self.refusal = Refusal(

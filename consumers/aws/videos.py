@@ -20,7 +20,7 @@ from botocore.exceptions import (
 from consumers.asked_jobs import AskedJobs
 from consumers.aws import bedrock_videos
 from consumers.aws.bedrock_errors import BY_CODE, Meaning, as_error, meaning, waiting
-from consumers.aws.sagemaker_clients import AwsClients
+from consumers.aws.sagemaker_clients import AwsClients, words
 from consumers.backend import Answer, BackendError, Pending, Submitted
 from policies.deployments import Bedrock, Deployment
 from policies.pricing import Usage
@@ -83,16 +83,6 @@ class Videos:
             case "Failed":
                 raise _failed(str(found.get("failureMessage", "")))
         return Pending(self._poll_s)
-
-    async def ping(self, deployment: Deployment) -> str | None:
-        """Whether Bedrock can be asked, and the place is there: no video is made."""
-        place = _place(deployment)
-        try:
-            await self._aws(self._clients.of(place, "bedrock-runtime").list_async_invokes, maxResults=1)
-            await self._aws(self._clients.of(place, "s3").head_bucket, Bucket=_at(place, "")[0])
-        except BackendError as error:
-            return f"{deployment.name}: {error.code}: {error.detail}"
-        return None
 
     async def _start(self, job: Job, deployment: Deployment, attempt: int) -> str:
         place, name = _place(deployment), _name(job, attempt)
@@ -157,6 +147,17 @@ class Videos:
         except (BotoCoreError, OSError) as error:  # a connection that broke, an answer that did not come
             found = Meaning(Failure.TIMED_OUT, "AWS did not answer")
             raise as_error(found, type(error).__name__) from error
+
+
+def trouble(deployment: Deployment) -> str | None:
+    """What keeps Bedrock from being asked, or the place from being used, in one line. No video is made. Blocks."""
+    clients, place = AwsClients(), _place(deployment)
+    try:
+        clients.of(place, "bedrock-runtime").list_async_invokes(maxResults=1)
+        clients.of(place, "s3").head_bucket(Bucket=_at(place, "")[0])
+    except (ClientError, BotoCoreError) as error:
+        return f"{deployment.name}: {words(error)}"
+    return None
 
 
 def _of_code(error: ClientError) -> BackendError:

@@ -323,7 +323,10 @@ async def test_images_documents_tools_schemas_and_cache_points_reach_bedrock_fie
     }
     schema = {"name": "answer", "schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
     messages = [
-        {"role": "system", "content": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]},
+        {
+            "role": "system",
+            "content": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+        },
         {
             "role": "user",
             "content": [
@@ -348,7 +351,7 @@ async def test_images_documents_tools_schemas_and_cache_points_reach_bedrock_fie
 
     first, second = (call["request"] for call in place.record())
     assert first["inferenceConfig"] == {"maxTokens": 20, "temperature": 0.5, "stopSequences": ["END"]}
-    assert first["system"] == [{"text": "Be brief."}, {"cachePoint": {"type": "default"}}]
+    assert first["system"] == [{"text": "Be brief."}, {"cachePoint": {"type": "default", "ttl": "1h"}}]
     looked, asked, told = first["messages"]
     [text, image, document] = looked["content"]
     assert text == {"text": "Look"}
@@ -379,7 +382,7 @@ async def test_of_many_calls_that_begin_at_once_the_first_is_sent_first(place: P
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_guardrail_that_steps_in_is_a_content_filter_and_costs_no_tokens(place: Place, streams: bool) -> None:
     place.turn(guarded="gunpowder")
-    guarded = place.with_place(guardrail="gr-abc123", guardrail_version="2")
+    guarded = place.with_place(guardrail="grabc123", guardrail_version="2")
     chunks: list[bytes] = []
 
     async def on_chunk(chunk: bytes) -> None:
@@ -402,7 +405,7 @@ async def test_a_guardrail_that_steps_in_is_a_content_filter_and_costs_no_tokens
     assert (reasons[-1] if streams else "content_filter") == "content_filter"
     assert json.loads(passed.body)["choices"][0]["finish_reason"] == "stop"
     assert {json.dumps(call["request"]["guardrailConfig"], sort_keys=True) for call in place.record()} == {
-        '{"guardrailIdentifier": "gr-abc123", "guardrailVersion": "2", "trace": "disabled"}'
+        '{"guardrailIdentifier": "grabc123", "guardrailVersion": "2", "trace": "disabled"}'
     }
 
 
@@ -410,7 +413,7 @@ async def test_a_job_that_a_guardrail_stopped_is_completed_and_says_so(
     redis: "Redis", tmp_path: Path, place: Place
 ) -> None:
     place.turn(guarded="gunpowder")
-    guarded = place.with_place(guardrail="gr-abc123", guardrail_version="2")
+    guarded = place.with_place(guardrail="grabc123", guardrail_version="2")
     deployment = replace(a_deployment(price=builtin().find(MODEL)), model=MODEL, bedrock=guarded.deployment.bedrock)
     async with a_bench(redis, tmp_path, deployments=[deployment]) as bench:
         stop = asyncio.Event()
@@ -469,6 +472,29 @@ async def test_pictures_are_made(place: Place) -> None:
 
     assert [each["b64_json"] for each in json.loads(answer.body)["data"]] == [PIXEL, PIXEL]
     assert answer.usage.images == 2
+
+
+async def test_tier_guardrail_and_whose_call_it_was_go_along_with_texts_signed_and_the_served_tier_comes_back(
+    place: Place,
+) -> None:
+    model = "amazon.titan-embed-text-v2:0"
+    controlled(place.url, "bedrock/model", {"model": model, "served": "priority"})
+    asking = place.with_place(service_tier="flex", latency="optimized", guardrail="grabc123", guardrail_version="2")
+    before = len(controlled(place.url, "bedrock/record", {"model": model}))
+
+    answer = await invoked(asking, model, "/v1/embeddings", input=["four"])
+    controlled(place.url, "bedrock/model", {"model": model, "served": ""})
+
+    headers = controlled(place.url, "bedrock/record", {"model": model})[before]["request"]["headers"]
+    metadata = json.loads(headers.pop("request-metadata"))
+    assert headers == {
+        "service-tier": "flex",
+        "performanceconfig-latency": "optimized",
+        "guardrailidentifier": "grabc123",
+        "guardrailversion": "2",
+    }
+    assert (metadata["pointsman_tenant"], metadata["pointsman_attempt"]) == ("acme", "1")
+    assert answer.usage.tier == "priority"
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/embeddings", "/v1/images/generations"])

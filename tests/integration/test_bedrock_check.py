@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 
 from tests.aws import CREDENTIALS, REGION, controlled
@@ -53,6 +54,47 @@ def test_what_is_right_has_no_finding(aws: str, tmp_path: Path) -> None:
 
     assert code == 0
     assert "deployments.good" not in said
+
+
+def test_models_that_embed_or_film_are_asked_as_such(aws: str, tmp_path: Path) -> None:
+    at, texts, films = {"region": REGION, "aws_url": aws}, "amazon.titan-embed-text-v2:0", "amazon.nova-reel-v1:1"
+    controlled(aws, "bedrock/model", {"model": texts})
+    keys = {name.lower(): value for name, value in CREDENTIALS.items()}
+    boto3.client("s3", endpoint_url=aws, region_name=REGION, **keys).create_bucket(Bucket="films")
+    limits = GOOD["limits"]
+    film = {"backend": "bedrock", "model": films, "tier": "light", "price": films, "modalities": ["video_generation"]}
+    deployments: dict[str, object] = {
+        "embeds": {
+            "backend": "bedrock",
+            "model": texts,
+            "tier": "light",
+            "modalities": ["embedding"],
+            "price": {"input": "0.02"},
+            "limits": limits,
+            "bedrock": at,
+        },
+        "films": {**film, "limits": limits, "bedrock": {**at, "videos": "s3://films/ours"}},
+        "placeless": {**film, "limits": limits, "bedrock": {**at, "videos": "s3://nowhere-at-all/ours"}},
+    }
+
+    code, said = pointsman(tmp_path, deployments, "check", "--backend", "bedrock")
+
+    assert code == 1
+    assert [line for line in said.splitlines() if "error" in line] == [
+        "error: deployments.placeless: placeless: 404: Not Found"
+    ]
+    assert len(controlled(aws, "bedrock/record", {"model": texts})) == 1
+    assert controlled(aws, "videos/record") == []
+
+
+def test_pictures_and_films_with_a_guardrail_are_refused_as_it_would_not_be_asked(aws: str, tmp_path: Path) -> None:
+    at = {"region": REGION, "aws_url": aws, "guardrail": "grabc123"}
+    deployment = {**GOOD, "modalities": ["image_generation"], "bedrock": at}
+
+    code, said = pointsman(tmp_path, {"paints": deployment}, "check")
+
+    assert code == 1
+    assert "without service_tier, latency and guardrail" in said
 
 
 def test_each_fault_is_one_line_that_says_what_to_do(aws: str, tmp_path: Path) -> None:

@@ -212,9 +212,13 @@ class Bedrock:
             asked = json.loads(body) if found[2] == "invoke" else _parsed(body)
             call.request = _shortened(asked)
             if found[2] == "invoke":
+                told = _bedrock_headers(environ)
+                call.request = {**call.request, "headers": told}
                 answer = self._invoked(call, asked)
                 call.outcome, call.ended = "answered", time.time()
-                start_response("200 OK", [("content-type", "application/json")])
+                tier = self.allowed(call.model).knobs.served or told.get("service-tier", "default")
+                served = ("x-amzn-bedrock-service-tier", tier)
+                start_response("200 OK", [("content-type", "application/json"), served])
                 return [json.dumps(answer).encode()]
             pieces = self._answer(call, asked)
             if found[2] == "converse-stream":
@@ -275,6 +279,13 @@ class Bedrock:
                     knobs.errors -= 1
                 raise Refused(knobs.error, knobs.error_message, knobs.retry_after)
         return model
+
+
+def _bedrock_headers(environ: "WSGIEnvironment") -> dict[str, str]:
+    """Those of InvokeModel that are signed, without what all of their names begin with."""
+    signed = environ.get("HTTP_AUTHORIZATION", "").partition("SignedHeaders=")[2].partition(",")[0].split(";")
+    names = [name for name in signed if name.startswith("x-amzn-bedrock-")]
+    return {name.removeprefix("x-amzn-bedrock-"): environ[f"HTTP_{name.upper().replace('-', '_')}"] for name in names}
 
 
 def _admit(model: Model, tokens: int) -> None:

@@ -126,6 +126,6 @@ def test_only_texts_are_embedded(given: object) -> None:
     job = replace(a_job(), body=json.dumps({"input": given}).encode())
 
     with pytest.raises(BackendError) as raised:
-        bedrock_request.embedding(job, MODEL, PLACE)
+        bedrock_request.embedding(job, MODEL, PLACE, attempt=1)
 
     assert raised.value.param == "input"
