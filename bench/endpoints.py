@@ -1,7 +1,7 @@
 """A drill of asynchronous SageMaker endpoints, through a DOUBLE of AWS: its messages get lost or come twice, and the
 processes that submit and collect are killed.
 
-    python -m bench.endpoints [--jobs 500] [--kills 2] [--log kafka]
+    python -m bench.endpoints [--jobs 500] [--kills 2] [--deadline 240] [--log kafka]
 
 A quarter of the bodies are over 128 KB and go through S3, a tenth of the messages never comes, a tenth comes twice.
 `pointsman serve worker` and `pointsman serve collector` are each killed (kill -9) that many times, spread over the run,
@@ -49,9 +49,8 @@ from tests.aws import CREDENTIALS, REGION, AwsPlace
 from tests.doubles import aws_double
 
 LEASE_S = 5
-DEADLINE_S = 240.0
 LATE_S = 2 * LEASE_S  # an end is written that long after a deadline at most, when nothing is killed then
-LIMIT_S = 300.0
+LIMIT_S = 60.0  # more than the deadline
 LOOK_S = 0.1
 LARGE = 130_000  # characters
 INPUT, OUTPUT = Decimal("0.123457"), Decimal("0.654321")  # dollars per million
@@ -98,7 +97,7 @@ def main() -> int:
 
 
 async def _drill(given: argparse.Namespace, at: AwsPlace) -> Drilled:
-    async with stage(log=given.log, changed=_settings(at)) as place, crew(place) as ours:
+    async with stage(log=given.log, changed=_settings(at, given.deadline)) as place, crew(place) as ours:
         accepted = await fill(place, given.jobs, _body)
         began = time.monotonic()
         await ours.sweeper()
@@ -107,8 +106,9 @@ async def _drill(given: argparse.Namespace, at: AwsPlace) -> Drilled:
             _killed("collector", ours, given, lambda: _ended(place, given.jobs), _nothing),
         ]
         open_calls = sum(await asyncio.gather(*killed))
-        done = await settled(place, LIMIT_S)
-        left = await _messages_left(at)
+        limit_s = given.deadline + LIMIT_S
+        done = await settled(place, limit_s)
+        left = await _messages_left(at, limit_s)
         seconds = time.monotonic() - began
         found = await _audit(place, accepted, at, open_calls, left, seconds)
     if not done:
@@ -129,10 +129,10 @@ async def _killed(
     member, counted = await start("sagemaker"), 0
     for kill in range(given.kills):
         await member.ready()
-        at_least, ends = given.jobs * (kill + 1) // (given.kills + 1), time.monotonic() + LIMIT_S
+        at_least, ends = given.jobs * (kill + 1) // (given.kills + 1), time.monotonic() + given.deadline
         while await progress() < at_least:
             if time.monotonic() > ends:
-                raise RuntimeError(f"not at {at_least} after {LIMIT_S:.0f} s:\n{member.tail()}")
+                raise RuntimeError(f"not at {at_least} after {given.deadline:.0f} s:\n{member.tail()}")
             await asyncio.sleep(LOOK_S)
         await member.kill()
         counted += await count()
@@ -163,8 +163,8 @@ async def _open_calls(place: Stage) -> int:
     return sum(map(bool, await pipeline.execute()))
 
 
-async def _messages_left(at: AwsPlace) -> int:
-    ends = time.monotonic() + LIMIT_S
+async def _messages_left(at: AwsPlace, limit_s: float) -> int:
+    ends = time.monotonic() + limit_s
     while (left := await at.messages_left()) and time.monotonic() < ends:  # noqa: ASYNC110 - another server's state
         await asyncio.sleep(LOOK_S)
     return left
@@ -236,7 +236,7 @@ def _body(number: int) -> bytes:
     ).encode()
 
 
-def _settings(at: AwsPlace) -> dict[str, object]:
+def _settings(at: AwsPlace, deadline_s: float) -> dict[str, object]:
     deployment = {
         "backend": "sagemaker",
         "model": at.name,
@@ -246,7 +246,7 @@ def _settings(at: AwsPlace) -> dict[str, object]:
         "price": {"input": str(INPUT), "output": str(OUTPUT)},
         "sagemaker": {"region": REGION, "queue": at.queue, "inputs": f"s3://{at.bucket}/in", "aws_url": at.url},
     }
-    tenant = {"limits": dict(LIMITS), "max_unfinished": 1_000_000, "max_in_class": 100_000, "deadline_s": DEADLINE_S}
+    tenant = {"limits": dict(LIMITS), "max_unfinished": 1_000_000, "max_in_class": 100_000, "deadline_s": deadline_s}
     return {
         "deployments": {"light": deployment},
         "tenants": {TENANT: tenant},
@@ -260,6 +260,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--jobs", type=int, default=500)
     parser.add_argument("--kills", type=int, default=2, help="of each of the two processes")
+    parser.add_argument("--deadline", type=float, default=240.0, help="of each job, in seconds")
     parser.add_argument("--log", choices=("kafka", "streams"), default="streams")
     return parser.parse_args()
 

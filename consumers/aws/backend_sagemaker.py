@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -163,8 +164,9 @@ class SageMakerBackend:
 
     async def acknowledge(self, notice: Notice) -> None:
         """It need not be looked for any more, and its message leaves the queue."""
-        call = CallName.of(notice.tenant, notice.job_id, notice.attempt)
-        await self._unheard.heard(notice.tenant, str(call))
+        call = str(CallName.of(notice.tenant, notice.job_id, notice.attempt))
+        self._messages.take(call)  # of a repeat nobody has
+        await self._unheard.heard(notice.tenant, call)
         queue, handle = notice.handle
         if queue != FOUND:
             await self._messages.acknowledge(queue, handle)
@@ -225,7 +227,7 @@ class SageMakerBackend:
             return False
         told = await self._results.looked(deployment, known)
         if told is not None:
-            self._messages.remember(told)
+            self._messages.remember(replace(told, answer=None))  # it may be large, and is read when it is its turn
         elif time.time() - known.submitted_at > known.over_after_s:
             await self._ended(deployment, call.name.job_id, call.name.attempt, NEVER)
             await self._unheard.heard(tenant, known.call)

@@ -32,7 +32,7 @@ class _Used:
     calls: Sequence[Ran]
     tenants: dict[str, str]
     ended: int
-    waker: str  # the call that came first, '' for none
+    waker: str  # the call that was there first where calls wait for a machine; '' for none
     kept: Sequence[str]  # of the calls that have ended: as they are written down, for the next bill as well
     tokens: int
 
@@ -114,35 +114,35 @@ def _read(answer: object, lag_s: float | None) -> _Used | None:
         "tuple[int, bytes, bytes, list[bytes], list[bytes], list[bytes]]", answer
     )
     known, machines = _phases(phases)
-    calls: list[Ran] = []
-    tenants: dict[str, str] = {}
-    until = now
     rows = [line.decode().split() for line in ended]
-    if len(rows) == MOST_CALLS:
-        until = int(rows[-1][1])
     there = {name.decode(): began.decode().split() for name, began in zip(running[::2], running[1::2], strict=True)}
-    came: list[tuple[int, str]] = []
-    if lag_s is not None:  # calls wait there, and so may have been there before the machine was
-        came = [(int(row[-1]), row[3]) for row in rows] + [(int(start), name) for name, (start, _) in there.items()]
-        tenants |= {name: tenant for name, (_, tenant) in there.items()}
-        oldest = min((int(start) for start, _ in there.values()), default=now)
-        until = min(until, max(oldest, now - int(lag_s * 1000)))
-        there = {}
-    for start, end, tenant, id, *_ in rows:
-        calls.append(Ran(id, int(start), int(end)))
-        tenants[id] = tenant
-    for name, (start, tenant) in there.items():
-        calls.append(Ran(name, int(start), now))
-        tenants[name] = tenant
-    kept = [" ".join(row) for row in rows if int(row[1]) > until]
-    tokens = sum(int(row[4]) for row in rows if int(row[1]) <= until)
+    until = now if len(rows) < MOST_CALLS else max(int(row[1]) for row in rows)
+    tenants = {row[3]: row[2] for row in rows} | {name: tenant for name, (_, tenant) in there.items()}
+    calls = [Ran(row[3], int(row[0]), int(row[1])) for row in rows]
+    waker = ""
+    if lag_s is None:
+        calls += [Ran(name, int(start), now) for name, (start, _) in there.items()]
+    else:  # those that are there wait, or run since nobody knows when
+        came = [(int(start), name) for name, (start, _) in there.items()]
+        until = min(until, max(min(came, default=(now, ""))[0], now - int(lag_s * 1000)))
+        came += [(int(row[5]), row[3]) for row in rows]
+        waker = min(((at, name) for at, name in came if at < until), default=(0, ""))[1]
     first = min([at for at, _ in known] + [call.start for call in calls], default=None)
     if first is None:
         return None
-    since = int(last) if last else first
-    waker = min(((at, id) for at, id in came if at < until), default=(0, ""))[1]
     return _Used(
-        since, until, last.decode(), int(carry), known, machines, calls, tenants, len(rows), waker, kept, tokens
+        since=int(last) if last else first,
+        until=until,
+        seen=last.decode(),
+        carry=int(carry),
+        phases=known,
+        machines=machines,
+        calls=calls,
+        tenants=tenants,
+        ended=len(rows),
+        waker=waker,
+        kept=[" ".join(row) for row in rows if int(row[1]) > until],
+        tokens=sum(int(row[4]) for row in rows if int(row[1]) <= until),
     )
 
 

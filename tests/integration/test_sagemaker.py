@@ -227,6 +227,16 @@ async def test_a_container_that_fails_is_asked_again_under_another_name_as_often
     assert len(await place.bench.charges()) == attempts
 
 
+async def test_the_double_fails_aloud_when_its_container_is_away(place: Place) -> None:
+    await place.at.turn(container="http://127.0.0.1:1/v1/chat/completions")
+    job = await place.bench.queued()
+    async with place.running():
+        assert await ended(place, job) == [JobState.FAILED]
+
+    view = await place.bench.view(job)
+    assert view.error is not None and "DOUBLE: no container" in str(view.error["message"])
+
+
 async def test_a_throttled_submit_is_made_again_later(place: Place) -> None:
     await place.at.turn(throttle=1.0)
     job = await place.bench.queued()
