@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from consumers import counting
 from consumers.outcome import Concluded, Dead, HandedOff, Later, Left, MovedOn, Outcome, Waiting
 from policies.quota import Shadow
 from policies.retries import Failure
@@ -16,16 +17,12 @@ class JobMeters:
     """The counter of a process that ends jobs."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._ended = Counter(
-            "pointsman_jobs_ended_total",
-            "Jobs that are over",
-            ["lane", "class", "state"],
-            registry=registry,
-        )
+        labels = ["lane", "class", "state"]
+        self._ended = counting.Counter("pointsman_jobs_ended_total", "Jobs that are over", labels, registry)
 
     def ended(self, job: Job, state: JobState) -> None:
         """A job is over."""
-        self._ended.labels(job.route.lane, job.job_class, state).inc()
+        self._ended.add(job.route.lane, job.job_class, state)
 
 
 class WorkerMeters:

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.histogram import Histogram
+from consumers.counting import Histogram
 from gateway.reading import Inflight
 from policies.quota import Shadow
 from router.shares import Shares
@@ -41,9 +41,9 @@ class Metrics:
         self._seconds = Histogram(
             "pointsman_http_request_seconds",
             "From the request's head to the answer's first byte.",
+            ["route"],
             SECONDS,
             self.registry,
-            label="route",
         )
         self._answers: dict[tuple[str, int], Counter] = {}
         self._accepted: dict[tuple[str, str], Counter] = {}
@@ -53,6 +53,7 @@ class Metrics:
         self._accepts = Histogram(
             "pointsman_accept_seconds",
             "From a checked request to a job that cannot be lost.",
+            [],
             SECONDS,
             self.registry,
         )
