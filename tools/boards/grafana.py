@@ -39,7 +39,8 @@ def _panels(board: Board) -> Iterator[dict[str, Any]]:
     number, y = 0, 0
     for row in board.rows:
         number += 1
-        yield {"id": number, "type": "row", "title": row.title, "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1}}
+        at = {"x": 0, "y": y, "w": WIDTH, "h": 1}
+        yield {"id": number, "type": "row", "title": row.title, "gridPos": at, "collapsed": False, "panels": []}
         x, y = 0, y + 1
         for panel in row.panels:
             if x + panel.width > WIDTH:
