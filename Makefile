@@ -1,4 +1,5 @@
-# Needs: Python 3.11+ and make. The tests also: Java 17 and Maven, or Docker (a real Kafka); Go (the Compose checker).
+# Needs: Python 3.11+ and make. The tests also: Java 17 and Maven, or Docker (a real Kafka); Go 1.26 (the Compose
+# checker; Kubernetes and Helm, on which the chart is tested).
 # Everything that is fetched lands in .venv, .venv-demo and .tools.
 
 PYTHON ?= python3
@@ -22,7 +23,7 @@ COMPILE := $(UV) --quiet --no-config pip compile --universal --generate-hashes -
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test unit check format kafka kafka-stop openapi boards chart-schema lock clean
+.PHONY: help demo test unit check format kafka kafka-stop kubernetes test-chart openapi boards chart-schema lock clean
 
 help:
 	@echo 'make demo               a real model through the whole path'
@@ -30,6 +31,8 @@ help:
 	@echo 'make unit               seconds; no broker needed'
 	@echo 'make check              format, lint, imports, types; make format repairs the first two'
 	@echo 'make kafka [BROKERS=3]  start Kafka from its jars; make kafka-stop ends it'
+	@echo 'make kubernetes         build a Kubernetes control plane and Helm; ten minutes the first time'
+	@echo 'make test-chart         the chart on that control plane; CI runs it after make test'
 	@echo 'make openapi            write gateway/openapi.json anew'
 	@echo 'make chart-schema       write the schema of the Helm chart anew'
 	@echo 'make boards             write the boards for Grafana anew'
@@ -61,6 +64,11 @@ kafka: .tools/kafka/.fetched
 
 kafka-stop:
 	@$(PYTHON) -m tools.kafka stop
+
+kubernetes: .tools/kubernetes/.built
+
+test-chart: .venv/.locked .tools/kubernetes/.built $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched))
+	@$(BIN)/pytest tests/chart
 
 openapi: .venv/.locked
 	@$(BIN)/python -m tools.openapi
@@ -164,3 +172,8 @@ tests/node/node_modules/.locked: tests/node/package.json tests/node/package-lock
 	@echo 'building the Compose checker'
 	@cd tools/compose && go build -o ../../$@ github.com/compose-spec/compose-go/v2/cmd
 	@touch $@
+
+.tools/kubernetes/.built: $(foreach part,cluster crds,tools/kubernetes/$(part)/go.mod tools/kubernetes/$(part)/go.sum)
+	@$(CHECK_PYTHON)
+	@echo 'building Kubernetes and Helm (300 MB are fetched, and it takes ten minutes the first time)'
+	@$(PYTHON) -m tools.kubernetes build

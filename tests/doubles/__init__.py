@@ -84,6 +84,13 @@ def aws_double() -> Iterator[str]:
 
 
 @contextmanager
+def metrics_double() -> Iterator[str]:
+    """The address of a double of Kubernetes' metrics server; see `tests/doubles/metrics_double.py`."""
+    with started([sys.executable, "-m", "tests.doubles.metrics_double"], within=START_S) as line:
+        yield line.split()[-1]
+
+
+@contextmanager
 def started(command: list[str], *, within: float) -> Iterator[str]:
     """A server that prints one line when it is ready, and ends when its standard input does. Gives that line."""
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:

@@ -151,9 +151,9 @@ class Cluster:
         for broker in self.brokers:
             while broker.process is not None and not finds_a_coordinator(broker.port):
                 if broker.process.poll() is not None:
-                    raise KafkaToolError(f"Kafka ended with code {broker.process.returncode}:\n{_tail(broker.log)}")
+                    raise KafkaToolError(f"Kafka ended with code {broker.process.returncode}:\n{tail(broker.log)}")
                 if time.monotonic() > deadline:
-                    raise KafkaToolError(f"Kafka was not ready after {timeout_s:.0f} s:\n{_tail(broker.log)}")
+                    raise KafkaToolError(f"Kafka was not ready after {timeout_s:.0f} s:\n{tail(broker.log)}")
                 time.sleep(0.1)
 
     def elect_preferred_leaders(self) -> None:
@@ -182,7 +182,7 @@ class Cluster:
             formatting.append((broker, self._java(broker, command)))
         for broker, process in formatting:
             if process.wait(START_S) != 0:
-                raise KafkaToolError(f"Kafka's storage could not be formatted:\n{_tail(broker.log)}")
+                raise KafkaToolError(f"Kafka's storage could not be formatted:\n{tail(broker.log)}")
 
     def _launch(self, index: int) -> None:
         broker = self.brokers[index]
@@ -197,7 +197,7 @@ class Cluster:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=broker.directory,
-                preexec_fn=_end_with_parent(),  # noqa: PLW1509  (one system call, made ready before)
+                preexec_fn=end_with_parent(),  # noqa: PLW1509  (one system call, made ready before)
             )
 
     def _settings(self, broker: Broker) -> str:
@@ -392,7 +392,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _tail(log: Path, lines: int = 20) -> str:
+def tail(log: Path, lines: int = 20) -> str:
+    """What a program printed last; empty when it printed nothing."""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]) if log.exists() else ""
 
 
@@ -413,7 +414,7 @@ def _running_pid() -> int | None:
     return pid if b"tools.kafka" in listed.stdout else None
 
 
-def _end_with_parent() -> Callable[[], None] | None:
+def end_with_parent() -> Callable[[], None] | None:
     """On Linux: let the kernel end the child when this process dies, however it dies.
 
     The kernel goes by the thread that started the child, so that only the main one will do.

@@ -46,3 +46,16 @@
 {{- end -}}
 {{- toYaml $components -}}
 {{- end -}}
+
+{{- /* The Kubernetes deployments that a backend's workers wake, as a YAML list: namespace, deployment. */ -}}
+{{- define "pointsman.wakes" -}}
+{{- $backend := .backend -}}
+{{- $wakes := list -}}
+{{- range $name, $deployment := .root.Values.config.deployments -}}
+{{- $wake := default dict (default dict $deployment.replicas).wake -}}
+{{- if and (eq $deployment.backend $backend) $wake.deployment -}}
+{{- $wakes = append $wakes (dict "namespace" $wake.namespace "deployment" $wake.deployment) | uniq -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $wakes -}}
+{{- end -}}

@@ -1,0 +1,136 @@
+"""A lane on a real Kafka, whose workers are the pods of a release: who sends it jobs, and what is seen of them."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from tests.acceptance.processes import Process, pointsman, until
+from tests.chart.charts import Values
+from tests.chart.releases import Release
+from tests.chart.workers import Kubelet
+from tools.kafka.broker import free_ports
+
+WORKER = "worker-echo"
+LANE = "echo.text.light"
+MOST = 4  # pods, and partitions
+AT_ONCE = 1  # calls of a worker
+PATIENCE_S = 90.0
+LOOK_S = 0.2
+
+
+@dataclass(slots=True)
+class Lane:
+    """It runs; see `lane`."""
+
+    release: Release
+    kubelet: Kubelet
+    sweeper: Process
+    http: aiohttp.ClientSession
+    began: float = field(default_factory=time.monotonic)
+    _counts: tuple[int, int] = (0, 0)  # of replicas that are wanted, and that are ready
+
+    async def send(self, count: int, seconds: float) -> list[str]:
+        """So many jobs, each of which takes so long; one after the other, which spreads them over partitions. Ids."""
+        body = {"model": "light", "messages": [{"role": "user", "content": f"wait:{seconds}"}], "async": True}
+        jobs = []
+        for _ in range(count):
+            async with self.http.post("/v1/chat/completions", json=body) as answer:
+                assert answer.status == 202, await answer.text()
+                jobs.append(str((await answer.json())["id"]))
+        return jobs
+
+    async def all_are(self, jobs: Collection[str], state: str) -> None:
+        """Wait until they are, at one moment."""
+        async with asyncio.timeout(PATIENCE_S):
+            while {(await self._job(each))["status"] for each in jobs} != {state}:
+                await asyncio.sleep(LOOK_S)
+
+    async def completed(self, jobs: Collection[str]) -> None:
+        """Wait until all have, each by its first attempt."""
+        await self.all_are(jobs, "completed")
+        assert [(await self._job(each))["pointsman"]["attempts"] for each in jobs] == [1] * len(jobs)
+
+    async def replicas(self, count: int, what: str) -> None:
+        """Wait until so many are wanted and a worker runs for each."""
+        await until(lambda: self._has(count), what, within=PATIENCE_S)
+
+    async def told(self, **wanted: int) -> None:
+        """Wait until the sweeper tells this of the lane, as it does to whoever scales it."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not wanted.items() <= (await self._scale()).items():
+                await asyncio.sleep(LOOK_S)
+
+    async def want(self, replicas: int) -> None:
+        """Scale the deployment, as an operator would."""
+        await asyncio.to_thread(self.release.plane.api.merge, f"{self._path}/scale", {"spec": {"replicas": replicas}})
+
+    async def watch(self) -> None:
+        """For ever: the deployment, as the API server has it."""
+        while True:
+            now = await asyncio.to_thread(self.release.plane.api.get, self._path)
+            counts = now["spec"]["replicas"], now["status"].get("readyReplicas", 0)
+            if self._counts != counts:
+                print(f"{time.monotonic() - self.began:6.1f} s: {counts[0]} wanted, {counts[1]} ready")
+            self._counts = counts
+            await asyncio.sleep(LOOK_S)
+
+    @property
+    def _path(self) -> str:
+        return f"/apis/apps/v1/namespaces/{self.release.namespace}/deployments/pm-pointsman-{WORKER}"
+
+    def _has(self, count: int) -> bool:
+        return (*self._counts, len(self.kubelet.running)) == (count,) * 3
+
+    async def _scale(self) -> dict[str, Any]:
+        async with self.http.get(f"{self.sweeper.url}/scale/{LANE}") as answer:
+            return dict(await answer.json())
+
+    async def _job(self, job: str) -> dict[str, Any]:
+        async with self.http.get(f"/v1/jobs/{job}") as answer:
+            assert answer.status == 200, await answer.text()
+            return dict(await answer.json())
+
+
+@asynccontextmanager
+async def lane(release: Release, kafka: str, redis: str, folder: Path, worker: Values) -> AsyncIterator[Lane]:
+    """The chart is installed with this entry of `workers`; the HTTP door and the sweeper run as processes."""
+    [http_port] = free_ports(1)
+    release.install(_values(kafka, redis, worker))
+    [config] = [each for each in release.things("configmaps", group="v1") if each["metadata"]["name"] == "pm-pointsman"]
+    settings = yaml.safe_load(config["data"]["pointsman.yaml"])
+    with pointsman(folder, settings, POINTSMAN_DATA=str(folder / "data")) as ours:
+        ours.command("topics", "--create")
+        key = ours.command("keys", "create").split()[-1]
+        http, sweeper = ours.http(http_port), ours.sweeper()
+        await asyncio.gather(http.ready(), sweeper.ready())
+        kubelet = Kubelet(release, WORKER, ours, "echo")
+        headers = {"authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession(http.url, headers=headers) as client, kubelet.working():
+            opened = Lane(release, kubelet, sweeper, client)
+            watching = asyncio.create_task(opened.watch())
+            try:
+                yield opened
+            finally:
+                watching.cancel()
+
+
+def _values(kafka: str, redis: str, worker: Values) -> Values:
+    return {
+        "config": {
+            "log": f"kafka://{kafka}",
+            "redis": redis,
+            "kafka": {"partitions": MOST, "prefix": f"c{os.urandom(4).hex()}.", "session_s": 6},
+            "worker": {"concurrency": AT_ONCE},
+            "deployments": {"light": {"backend": "echo", "model": "echo", "tier": "light"}},
+        },
+        "data": {"create": True, "storageClass": "kwok-volume"},
+        "workers": [{"backend": "echo", **worker}],
+    }
