@@ -39,5 +39,5 @@ async def charge_late(means: Means, backend: NoticingBackend, notice: Notice) ->
     # It may have gone on elsewhere since.
     route = replace(view.job.route, deployment=late.deployment.name, backend=late.deployment.backend)
     job = replace(view.job, route=route)
-    closed = await means.board.close_attempt(job, Attempted(number, "", lines, more.total))
+    closed = await means.board.close_attempt(job, Attempted(number, view.microbatch or "", lines, more.total))
     await means.outbox.publish(job.tenant, [closed.charge])

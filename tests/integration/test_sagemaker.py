@@ -295,11 +295,13 @@ async def test_a_cancelled_job_ends_at_once_and_what_its_late_result_used_is_cha
 
     first, late = (await _by_attempt(place)).values()
     assert (first["attempt"], late["attempt"], late["concluded"]) == (1, ledger.LATE + 1, False)
+    assert late["microbatch"] == first["microbatch"]
     assert {line["outcome"] for line in late["lines"]} == {"late"}
     used = sum(line["quantity"] for row in (first, late) for line in row["lines"] if line["meter"] == "output")
     assert used == 2  # the words of the answer; the estimate at the cancel was of its input only
     view = await place.bench.view(job)
-    assert view.usd == await _spent(place) == sum(Decimal(row["usd"]) for row in (first, late))
+    [microbatch] = await place.bench.costs("microbatch")
+    assert microbatch.usd == view.usd == await _spent(place) == sum(Decimal(row["usd"]) for row in (first, late))
     assert await place.bench.events() == {f"job_{job.id}": "job.cancelled"}
 
 
