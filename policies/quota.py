@@ -116,7 +116,7 @@ def deployment_scope(deployment: Deployment) -> Scope:
     the first of many later than those after it, and one that comes a millisecond early is refused.
     """
     slot, limits = deployment_slot(deployment.name), deployment.limits
-    limits = replace(limits, burst_s=limits.burst_s - min(SPARE_S, limits.burst_s / 20))
+    limits = replace(limits, burst_s=limits.burst_s - min(SPARE_S, limits.burst_s / 10))
     part = _part(f"{slot}:quota", Kind.DEPLOYMENT, f"deployment {deployment.name}", limits)
     if not limits.output_burndown > 0:
         raise ValueError("output_burndown must be more than 0")

@@ -1,19 +1,22 @@
 """The promises of a backend once more, for Bedrock through a second, independent DOUBLE: MiniStack.
 
 It has no errors to choose from, no tiers, no validation, and one piece for a whole answer; what it can do must hold
-there as well. Where the server
-behind it is away it answers with a text of its own, as if all were well: the tests compare texts, and count calls.
+there as well. Where the server behind it is away it answers with a text of its own, as if all were well: the tests
+compare texts, and count calls.
 """
 
 import asyncio
+import json
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
 from consumers.aws.backend_bedrock import BedrockBackend
+from consumers.backend import Answer
 from policies.deployments import Bedrock, Deployment, Tier
 from tests.aws import CREDENTIALS, REGION
 from tests.builders import until
@@ -93,6 +96,24 @@ async def test_it_is_the_server_behind_that_answers_and_not_a_canned_text(
 ) -> None:
     before = (await asyncio.to_thread(double.calls)).total
 
-    await subject.call("Hello there, world")
+    answer = await subject.call("Hello there, world")
 
+    assert said(answer) == "Hello there, world"
     assert (await asyncio.to_thread(double.calls)).total == before + 1
+
+
+async def test_a_canned_text_would_fail_these_tests(subject: Subject) -> None:
+    """Without a server behind it answers all the same, and with another text: what the test above would not take."""
+    with ministack("http://127.0.0.1:1") as alone:
+        await until(lambda: listens(alone), within=START_S)
+        place = Bedrock(region=REGION, aws_url=alone)
+        dead = replace(subject, deployment=replace(subject.deployment, bedrock=place))
+
+        answer = await dead.call("Hello there, world")
+
+    assert said(answer) != "Hello there, world"
+
+
+def said(answer: Answer) -> str:
+    text: str = json.loads(answer.body)["choices"][0]["message"]["content"]
+    return text
