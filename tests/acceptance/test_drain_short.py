@@ -4,7 +4,7 @@ import pytest
 
 from tests.acceptance.drills import GOODBYE_S, drilled
 
-LIMIT_S = 100
+LIMIT_S = 150
 # The provider holds 10 requests and gains one a second: there is something to wait for in both backlogs.
 DRAIN = ("--first", "14", "--jobs", "16", "--rpm", "60", "--tpm", "500000", "--no-direct")
 # Requests are what there is to wait for in the first, and tokens, of 20 pages each, in the second.
