@@ -1,7 +1,5 @@
 """Every field that Bedrock's own model has where we send and read is sent, read, or left out on purpose."""
 
-from collections.abc import Collection
-
 from botocore.model import StringShape
 from botocore.session import Session
 
@@ -13,11 +11,11 @@ RUNTIME = Session().get_service_model("bedrock-runtime")
 BATCHES = Session().get_service_model("bedrock")
 
 
-def members(shape: str) -> Collection[str]:
+def members(shape: str) -> set[str]:
     return set(RUNTIME.shape_for(shape).members)
 
 
-def values(shape: str) -> Collection[str]:
+def values(shape: str) -> set[str]:
     found = RUNTIME.shape_for(shape)
     assert isinstance(found, StringShape)
     return set(found.enum)
