@@ -64,7 +64,7 @@ class Engine:
         self.mode = "well"
         self.calls = Calls()
         self._slots = asyncio.Semaphore(slots)
-        self._prefilling = asyncio.Lock()
+        self._prefilled = 0.0  # when the last prompt will be computed
         self._prefill, self._decode, self._kv, self._most_blocks = prefill, decode, kv, cache
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
         self._running = self._waiting = self._kv_tokens = 0
@@ -168,10 +168,9 @@ class Engine:
         self._kv_tokens += tokens + output
         self.calls.most_running = max(self.calls.most_running, self._running)
         try:
-            async with self._prefilling:
-                cached = self._cached(prompt)
-                await asyncio.sleep((tokens - cached) / self._prefill)
-            return await self._streamed(request, tokens, cached, output)
+            cached = self._cached(prompt)
+            self._prefilled = max(_now(), self._prefilled) + (tokens - cached) / self._prefill
+            return await self._streamed(request, tokens, cached, output, since=self._prefilled)
         finally:
             self._running -= 1
             self._kv_tokens -= tokens + output
@@ -197,14 +196,17 @@ class Engine:
         self._hits += hit
         return hit
 
-    async def _streamed(self, request: web.Request, tokens: int, cached: int, output: int) -> web.StreamResponse:
+    async def _streamed(
+        self, request: web.Request, tokens: int, cached: int, output: int, *, since: float
+    ) -> web.StreamResponse:
+        """Each piece at its moment, so that an engine is no slower where this process has to wait for a processor."""
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         done = 0
         for piece in range(1, PIECES + 1):
             words = output * piece // PIECES - done
-            await asyncio.sleep(words / self._decode)
             done += words
+            await asyncio.sleep(max(0.0, since + done / self._decode - _now()))
             self._generated += words
             await response.write(_event({"choices": [_choice({"content": "word " * words})]}))
         usage = {
@@ -217,6 +219,10 @@ class Engine:
         await response.write(last + b"data: [DONE]\n\n")
         await response.write_eof()
         return response
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _text(body: dict[str, object]) -> str:

@@ -1,16 +1,21 @@
 """Two real llama.cpp servers behind one deployment: what prefix affinity saves there, and one that dies.
 
-    python -m bench.fleet_real [--families 4] [--turns 3] [--log streams|kafka]
+    python -m bench.fleet_real [--families 4] [--turns 6] [--log streams|kafka]
 
-Each is `examples/model_server.py`, SmolLM2-135M on one thread. Families of jobs share a beginning of some 200 tokens,
-which takes seconds to compute and next to nothing when the server has it. First each job goes to any server, then, with
-other families, to the one that its beginning belongs to. Then one server is killed while jobs run.
+Each is `examples/model_server.py`, SmolLM2-135M on one thread, with two slots that keep one prompt each and no other
+cache: both together keep the beginnings of all four families, one of them half. A beginning has some 200 tokens, which
+take seconds to compute and next to nothing when the server has them. First each job goes to any server, then, with
+other families, to the one that its beginning belongs to. Then one server is killed while jobs run. The first turn of
+each family has to be computed in any case.
 
 The last line is one JSON object:
 
 - `jobs`, `lost`: accepted, and not completed
-- `hit_rate`, `random_hit_rate`: prompt tokens that the servers had in their caches, with and without affinity
+- `hit_rate`, `random_hit_rate`, `hit_rate_over_random`: prompt tokens that the servers had in their caches, with and
+  without affinity
+- `computed_again`, `random_computed_again`: prompt tokens that were computed after the first turn
 - `computed_s`, `cached_s`: seconds in the middle of jobs whose prompt was computed, and of those that had most of it
+- `later_s`, `random_later_s`: seconds of a job after the first turn, on average, with and without affinity
 - `seconds`, `random_seconds`: until all were done, with and without affinity
 - `attempts_after_kill`: attempts over jobs when one server died
 
@@ -40,6 +45,7 @@ from router.board import JobView
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGINNING_CHARACTERS = 900
+SLOTS = 2
 KILL_S = 0.5  # after the last jobs began to come
 PATIENCE_S = 120.0
 MOSTLY = 0.5
@@ -72,8 +78,13 @@ async def _drill(given: argparse.Namespace) -> dict[str, float | None]:
         "lost": sum(each.lost for each in every),
         "hit_rate": round(_hits(by_affinity), 3),
         "random_hit_rate": round(_hits(by_chance), 3),
+        "hit_rate_over_random": round(_hits(by_affinity) / max(_hits(by_chance), 0.001), 2),
+        "computed_again": _computed(by_affinity, given.families),
+        "random_computed_again": _computed(by_chance, given.families),
         "computed_s": round(statistics.median(computed), 3) if computed else None,
         "cached_s": round(statistics.median(cached), 3) if cached else None,
+        "later_s": round(statistics.fmean(map(_seconds, by_affinity.views[given.families :])), 3),
+        "random_later_s": round(statistics.fmean(map(_seconds, by_chance.views[given.families :])), 3),
         "seconds": round(_last(by_affinity), 1),
         "random_seconds": round(_last(by_chance), 1),
         "attempts_after_kill": round(sum(view.attempts for view in after.views) / len(after.views), 2),
@@ -117,6 +128,11 @@ def _hits(ran: Ran) -> float:
     return cached / max(1, cached + computed)
 
 
+def _computed(ran: Ran, families: int) -> int:
+    """Prompt tokens after the first turn that were in no cache."""
+    return sum(_prompt(view)[1] for view in ran.views[families:])
+
+
 def _prompt(view: JobView) -> tuple[int, int]:
     by_meter = {meter: 0 for meter in Meter}
     for line in view.charges:
@@ -145,8 +161,7 @@ async def _server() -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(ROOT / "examples" / "model_server.py"),
-        "--port",
-        "0",
+        *("--port", "0", "--slots", str(SLOTS), "--prompt-cache", "0"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -163,7 +178,7 @@ async def _server() -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
 async def _gateway(
     given: argparse.Namespace, urls: Sequence[str]
 ) -> AsyncGenerator[tuple[Stage, aiohttp.ClientSession]]:
-    replicas = {"urls": list(urls), "cap": 2, "probe_s": 0.5, "slow_start_s": 0}
+    replicas = {"urls": list(urls), "cap": SLOTS, "probe_s": 0.5, "slow_start_s": 0}
     free = {"input": "0", "output": "0", "cache_read": "0"}
     deployment = {
         "backend": "gpu",
@@ -196,7 +211,7 @@ def _arguments() -> argparse.Namespace:
         prog="python -m bench.fleet_real", description=__doc__.splitlines()[0] if __doc__ else ""
     )
     parser.add_argument("--families", type=int, default=4)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--log", choices=("kafka", "streams"), default="streams")
     return parser.parse_args()
 

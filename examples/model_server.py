@@ -23,14 +23,20 @@ PROMPT_CACHE_MIB = 128
 def main() -> None:
     options = argparse.ArgumentParser(description="Serve SmolLM2-135M on 127.0.0.1.")
     options.add_argument("--port", type=int, default=8081, help="0 takes any free port")
-    port: int = options.parse_args().port
+    options.add_argument("--slots", type=int, default=SLOTS, help="answers side by side; each keeps its last prompt")
+    options.add_argument(
+        "--prompt-cache", type=int, default=PROMPT_CACHE_MIB, help="MiB for prompts of earlier answers"
+    )
+    given = options.parse_args()
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, _leave)
 
     try:
-        server = Server(_settings(port))
+        server = Server(_settings(given))
     except RuntimeError as error:
-        raise SystemExit(f"the model cannot be served on 127.0.0.1:{port} (is the port taken?): {error}") from error
+        raise SystemExit(
+            f"the model cannot be served on 127.0.0.1:{given.port} (is the port taken?): {error}"
+        ) from error
     print(f"model ready at {server.listening_address}/v1", flush=True)
     sys.stdin.buffer.read()  # until the parent closes it, or dies
 
@@ -43,19 +49,19 @@ def model_file() -> Path:
     return Path(package.submodule_search_locations[0]) / MODEL_FILE
 
 
-def _settings(port: int) -> CommonParams:
+def _settings(given: argparse.Namespace) -> CommonParams:
     params = CommonParams()
     params.model.path = str(model_file())
     params.model_alias = {"smollm2"}
     params.hostnames = ["127.0.0.1"]
-    params.port = port
-    params.n_parallel = SLOTS
-    params.n_ctx = SLOTS * WINDOW
+    params.port = given.port
+    params.n_parallel = given.slots
+    params.n_ctx = given.slots * WINDOW
     # One thread: llama.cpp's threads wait for each other by spinning, which collapses where cores are shared.
     params.cpuparams.n_threads = 1
     params.cpuparams_batch.n_threads = 1
-    params.n_threads_http = SLOTS + 4
-    params.cache_ram_mib = PROMPT_CACHE_MIB
+    params.n_threads_http = given.slots + 4
+    params.cache_ram_mib = given.prompt_cache
     params.endpoint_metrics = True
     params.verbosity = 0
     return params

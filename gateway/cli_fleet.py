@@ -4,6 +4,8 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from rich.console import Console
@@ -19,8 +21,7 @@ from router.costs import Machine, machines
 from router.ledger import plain
 
 REFRESH_S = 1.0
-COLUMNS = ("deployment", "replica", "engine", "state", "why")
-FIGURES = ("running", "waiting", "ours", "cap", "tokens/s", "KV", "prefix hits", "$/h", "ejected until")
+FIGURES = ("run", "wait", "ours", "cap", "tok/s", "KV", "hits", "$/h", "out to")
 COLOURS = {"ready": "green", "warming": "yellow", "probing": "yellow", "draining": "yellow", "new": "dim"}
 
 Row = dict[str, Any]
@@ -35,12 +36,12 @@ async def show(settings: Settings, out: Console, *, as_json: bool, once: bool) -
             for row in await rows(places, fleets):
                 out.print(json.dumps(row), soft_wrap=True, markup=False)
         elif once:
-            tables.show(out, _table(await rows(places, fleets)))
+            tables.show(out, table(await rows(places, fleets)))
         else:
-            with Live(_table(await rows(places, fleets)), console=out, auto_refresh=False) as live:
+            with Live(table(await rows(places, fleets)), console=out, auto_refresh=False) as live:
                 while True:
                     await asyncio.sleep(REFRESH_S)
-                    live.update(_table(await rows(places, fleets)), refresh=True)
+                    live.update(table(await rows(places, fleets)), refresh=True)
 
 
 async def show_machines(settings: Settings, out: Console, *, days: int, as_json: bool) -> None:
@@ -54,13 +55,13 @@ async def show_machines(settings: Settings, out: Console, *, days: int, as_json:
         for machine in found.each:
             out.print(json.dumps(_machine_values(machine)), soft_wrap=True, markup=False)
         return
-    table = Table(title="Costs of machines")
+    costs = Table(title="Costs of machines")
     for column in ("deployment", "replica"):
-        table.add_column(column, overflow="fold")
+        costs.add_column(column, overflow="fold")
     for column in ("hours", "dollars", "busy", *Idle, "in use", "tokens", "$/1,000 tokens"):
-        table.add_column(column, justify="right", no_wrap=True)
+        costs.add_column(column, justify="right", no_wrap=True)
     for machine in found.each:
-        table.add_row(
+        costs.add_row(
             machine.deployment,
             machine.replica,
             f"{machine.up_s / 3600:.2f}",
@@ -71,7 +72,7 @@ async def show_machines(settings: Settings, out: Console, *, days: int, as_json:
             str(machine.tokens),
             "?" if machine.usd_per_1000_tokens is None else f"{machine.usd_per_1000_tokens:.6f}",
         )
-    tables.show(out, table)
+    tables.show(out, costs)
     for tenant, usd in sorted(found.by_tenant.items()):
         out.print(f"Calls of {tenant} used {plain(usd)} dollars of them.", markup=False)
 
@@ -101,27 +102,35 @@ async def rows(places: Places, deployments: list[str]) -> list[Row]:
     return found
 
 
-def _table(found: list[Row]) -> Table:
-    table = Table(title="Replicas" if found else "No worker has seen a replica in the last 15 s. Does one run?")
-    for name in COLUMNS:
-        table.add_column(name, overflow="fold")
+def table(found: list[Row]) -> Table:
+    """They fit into 80 columns: why a replica is as it is stands below its name."""
+    replicas = Table(
+        title="Replicas" if found else "No worker has seen a replica in the last 15 s. Does one run?",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    replicas.add_column("replica", overflow="fold", min_width=12)
+    for name in ("engine", "state"):
+        replicas.add_column(name, no_wrap=True)
     for name in FIGURES:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in found:
-        state = str(row["state"])
-        table.add_row(
-            row["deployment"],
-            row["replica"],
-            row["engine"] or "?",
-            f"[{COLOURS.get(state, 'red')}]{state}[/]",
-            _plain(row["why"]),
-            *(_figure(row[name]) for name in ("running", "waiting", "ours", "cap", "tokens_per_s")),
-            _percent(row["kv_use"]),
-            _percent(row["prefix_hit_rate"]),
-            _figure(row["usd_per_hour"]),
-            _clock(row["ejected_until"]),
-        )
-    return table
+        replicas.add_column(name, justify="right", no_wrap=True)
+    for deployment, rows_of_it in groupby(found, key=itemgetter("deployment")):
+        replicas.add_row(f"[bold]{deployment}[/]")
+        for row in rows_of_it:
+            state, why = str(row["state"]), _plain(row["why"])
+            replicas.add_row(
+                f"{row['replica']}\n[dim]{why}[/]" if why else row["replica"],
+                row["engine"] or "?",
+                f"[{COLOURS.get(state, 'red')}]{state}[/]",
+                *(_figure(row[name]) for name in ("running", "waiting", "ours", "cap")),
+                "?" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:.0f}",
+                _percent(row["kv_use"]),
+                _percent(row["prefix_hit_rate"]),
+                _figure(row["usd_per_hour"]),
+                _clock(row["ejected_until"]),
+            )
+    return replicas
 
 
 def _plain(text: object) -> str:
