@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from io import BytesIO
@@ -138,7 +138,9 @@ class GpuBackend:
         place = await _placed(replicas, job, attempt)
         there, began = replace(deployment, url=place.replica.url), time.monotonic()
         try:
-            answer = await self._exchange(job, there, attempt, on_chunk, so_far, host=place.replica.host)
+            answer = await self._exchange(
+                job, there, attempt, on_chunk, so_far, host=place.replica.host, begins=lambda: replicas.begins(place)
+            )
         except BackendError as error:
             replicas.failed(place, error)
             raise
@@ -156,12 +158,13 @@ class GpuBackend:
         so_far: SoFar,
         *,
         host: str | None = None,
+        begins: Callable[[], None] = lambda: None,
     ) -> Answer:
         headers = {**self._headers(deployment), "x-request-id": f"{job.id}.{attempt}"}
         if job.traceparent is not None:
             headers["traceparent"] = job.traceparent
         exchange = (
-            self._chat(job, deployment, on_chunk, host)
+            self._chat(job, deployment, on_chunk, host, begins)
             if job.endpoint == CHAT
             else WholeCall(self._session, job, deployment, host)
         )
@@ -176,7 +179,9 @@ class GpuBackend:
         so_far.usage, so_far.first_token_s = answer.usage, exchange.first_token_s
         return answer
 
-    def _chat(self, job: Job, deployment: Deployment, on_chunk: OnChunk | None, host: str | None) -> "_Exchange":
+    def _chat(
+        self, job: Job, deployment: Deployment, on_chunk: OnChunk | None, host: str | None, begins: Callable[[], None]
+    ) -> "_Exchange":
         asked = upstream(job.body, deployment)
         gathered = Gathered(
             job.id,
@@ -185,7 +190,7 @@ class GpuBackend:
             input_estimate=job.estimate.input_tokens,
             created=int(time.time()),
         )
-        return _Exchange(self._session, deployment, asked, gathered, on_chunk, host)
+        return _Exchange(self._session, deployment, asked, gathered, on_chunk, host, begins)
 
     async def ping(self, deployment: Deployment) -> str | None:
         """See the port. At most five seconds. Of its replicas one must answer."""
@@ -241,9 +246,11 @@ class _Exchange:
         gathered: Gathered,
         on_chunk: OnChunk | None,
         host: str | None,
+        begins: Callable[[], None],
     ) -> None:
         self.is_sent = False
         self.first_token_s: float | None = None
+        self._begins = begins
         self._host = host  # whom the server's certificate is for, where its address does not say so
         self._session = session
         self._deployment = deployment
@@ -394,6 +401,7 @@ class _Exchange:
         self._last = self._clock()
         if self.first_token_s is None and self._gathered.has_begun:
             self.first_token_s = self._last - self._started
+            self._begins()
         if is_for_client and self._on_chunk is not None:
             await self._on_chunk(self._gathered.passed_on(chunk, with_usage=self._asked.wants_usage))
 

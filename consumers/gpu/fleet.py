@@ -153,6 +153,10 @@ class Replicas:
         if place is not None:
             self.leave(place)
 
+    def begins(self, place: Place) -> None:
+        """Its call gets its first token."""
+        place.member.health.begins(self._clock())
+
     def succeeded(self, place: Place, so_far: SoFar, seconds: float) -> None:
         """Its call was answered, `seconds` after it was made."""
         member, first_s = place.member, so_far.first_token_s

@@ -71,6 +71,12 @@ class Health:
         self._was_ready = False
         self._become(State.DOWN, why)
 
+    def begins(self, now: float) -> None:
+        """A call there gets its first token: enough to end a trial, as a whole answer may take minutes."""
+        if self._on_trial:
+            self._on_trial = False
+            self._ready_since = now
+
     def succeeded(self, now: float) -> None:
         """A call there has ended well."""
         self._calls.append((now, True))

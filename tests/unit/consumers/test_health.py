@@ -96,6 +96,22 @@ def test_it_comes_back_only_after_its_time_and_after_its_probes_and_then_on_tria
     assert health.strikes == 2
 
 
+def test_the_first_token_of_one_call_ends_a_trial_however_long_the_answer_takes() -> None:
+    health = a_ready_one()
+    ejected(health, 0.0)
+    back = FIRST_OUT_S + 1
+    for at in (FIRST_OUT_S, back):
+        health.probed(Probe.WELL, at)
+    assert health.share(10.0, 1e9) == 0.0
+
+    health.begins(back + 5)
+
+    assert health.share(10.0, back + 5) == 0.1
+    assert health.share(10.0, back + 15) == 1.0
+    health.begins(back + 20)
+    assert health.share(10.0, back + 20) == 1.0, "that of another call begins nothing anew"
+
+
 def test_who_stays_well_for_longer_than_he_was_out_begins_anew() -> None:
     health = a_ready_one()
     ejected(health, 0.0)
