@@ -211,8 +211,12 @@ class Replicas:
 
     def cap(self, member: Member) -> int:
         """What it may have now, of all workers together."""
-        share = member.health.share(self._fleet.slow_start_s, self._clock())
-        return cap(member.most(self._fleet, self._usual.tokens), share=share)
+        most = member.most(self._fleet, self._usual.tokens)
+        if (
+            member.health.is_on_trial
+        ):  # one call of ours, or others who have found it well would keep us from finding out
+            return min(most, max(0, member.everyone - member.ours) + 1)
+        return cap(most, share=member.health.share(self._fleet.slow_start_s, self._clock()))
 
     async def _found(self, job: Job, id: str) -> str | None:
         """Which replica has a place for it. Raises `BoardUnavailableError`."""

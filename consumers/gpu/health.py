@@ -49,6 +49,11 @@ class Health:
     _on_trial: bool = False
     _calls: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=KEPT))
 
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether it has been ejected, and no call has shown as yet that it is well again."""
+        return self._on_trial
+
     def probed(self, probe: Probe, now: float) -> None:
         """It was asked."""
         self._missed = self._missed + 1 if probe is Probe.SILENT else 0

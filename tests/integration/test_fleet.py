@@ -244,6 +244,22 @@ async def test_a_call_that_is_cancelled_leaves_its_place(redis: "Redis") -> None
             await until(lambda: seen("aborted"), within=1.5)
 
 
+async def test_each_worker_tries_a_replica_that_comes_back_though_another_has_calls_there(redis: "Redis") -> None:
+    with engine_double() as one:
+        deployment = a_deployment(one, cap=4)
+        async with a_worker(redis, deployment) as backend, a_worker(redis, deployment) as other:
+            for each in (backend, other):
+                [member] = (await ready(each, 1)).members.values()
+                member.health.eject(asyncio.get_running_loop().time(), 1, "as if it had failed")
+            for each in (backend, other):
+                await ready(each, 1)
+
+            assert await backend.take_place(job(), deployment, attempt=1)
+            await until(lambda: other.take_place(job(), deployment, attempt=1))
+            for each in (backend, other):
+                assert not await each.take_place(job(), deployment, attempt=1)
+
+
 class Scale:
     """The scale of a Kubernetes deployment, as its API server shows and takes it; `tokens` are who was heard."""
 
