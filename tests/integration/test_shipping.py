@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -93,15 +93,21 @@ class Place:
         """A worker, the retriers and so many collectors, each with a backend of its own."""
         stop, bench = asyncio.Event(), self.bench
         asked = AskedJobs(bench.board, bench.payloads)
-        opened = ShippingBackend.open(EchoBackend(), bench.scripts, asked, bench.deployments, look_s=0.05, poll_s=0.1)
-        async with opened as backend, asyncio.TaskGroup() as tasks:
+
+        def one() -> AbstractAsyncContextManager[ShippingBackend]:
+            live = EchoBackend()
+            return ShippingBackend.open(live, bench.scripts, asked, bench.deployments, look_s=0.05, poll_s=0.1)
+
+        async with AsyncExitStack() as opened, asyncio.TaskGroup() as tasks:
+            backend = await opened.enter_async_context(one())
             for _ in range(workers):
                 worker = bench.worker(backend, bounds=Bounds(drain_s=5.0, handed_off_s=handed_off_s))
                 tasks.create_task(worker.run(stop))
             for topic in topics.RETRIES:
                 tasks.create_task(Retrier(bench.log, bench.board, topic).run(stop))
             for _ in range(collectors):
-                collector = Collector(bench.log, bench.attempt(backend), "echo", tuple(bench.tenants), every_s=0.05)
+                its_own = await opened.enter_async_context(one())
+                collector = Collector(bench.log, bench.attempt(its_own), "echo", tuple(bench.tenants), every_s=0.05)
                 tasks.create_task(collector.run(stop))
             try:
                 yield
