@@ -7,7 +7,7 @@ import yaml
 from tests.chart.charts import SMALL, Values, merged, template
 from tests.chart.matrix import MATRIX
 from tests.chart.releases import Release
-from tools.kubernetes.api import Thing, eventually, has_condition
+from tools.kubernetes.api import RefusedError, Thing, eventually, has_condition
 from tools.kubernetes.control_plane import ControlPlane
 
 PATIENCE_S = 30.0
@@ -80,6 +80,15 @@ def test_a_server_takes_every_object_of_every_combination(case: str, plane: Cont
     assert len(texts) > 5
     for text in texts:
         plane.api.apply(text, namespace=namespace, dry_run=True)
+
+
+def test_a_server_refuses_what_it_does_not_know(plane: ControlPlane, namespace: str) -> None:
+    """So that the test above can fail: both in an object of Kubernetes and in one of KEDA."""
+    texts = template(MATRIX["scaled"]).stdout.split("\n---\n")
+    for kind in ("Deployment", "ScaledObject"):
+        [text, *_] = (each for each in texts if f"\nkind: {kind}\n" in each)
+        with pytest.raises(RefusedError, match="misspelt: field not declared in schema"):
+            plane.api.apply(text.replace("\nspec:\n", "\nspec:\n  misspelt: 1\n"), namespace=namespace, dry_run=True)
 
 
 def test_http_pods_follow_their_cpu(release: Release, metrics: str) -> None:
