@@ -108,19 +108,18 @@ class Replicas:
         return max(0, sum(each.room for each in self._candidates()) - without_place)
 
     async def take(self, job: Job, attempt: int) -> Place | None:
-        """A place on the replica that suits the job best. None: none of them has room. Raises `BoardUnavailableError`.
+        """A place on the replica that suits the job best. Raises `BoardUnavailableError`.
 
-        Asked twice for one attempt it is the same place.
+        None: none of them has room, or the job waits for one. Asked twice for one attempt it is the same place.
         """
         id = _id(job, attempt)
         if id in self._held:
             return self._held[id]
         self._promised.pop(job.id, None)
-        found = await self._found(job, id)
-        if found is None:
+        member = await self._found(job, id)
+        if member is None:
             return None
         self._usual.add(0.0, job.estimate.tokens)
-        member = self.members[found]
         member.ours += 1
         member.given += 1
         self._held[id] = place = Place(member, id)
@@ -218,15 +217,16 @@ class Replicas:
             return min(most, max(0, member.everyone - member.ours) + 1)
         return cap(most, share=member.health.share(self._fleet.slow_start_s, self._clock()))
 
-    async def _found(self, job: Job, id: str) -> str | None:
+    async def _found(self, job: Job, id: str) -> Member | None:
         """Which replica has a place for it. Raises `BoardUnavailableError`."""
         for _ in range(HOMES_TOLD):
             wanted = self._ranked(job)[:ASKED]
             if not wanted:
                 return None
-            taken = await self._offered(job, id, wanted)
+            members = [self.members[each.name] for each in wanted]  # one of them may go meanwhile
+            taken = await self._offered(job, id, wanted, members)
             if not self._homes.told(job, taken.homes) or taken.index is not None:
-                return None if taken.index is None else wanted[taken.index].name
+                return None if taken.index is None else members[taken.index]
         return None
 
     def _ranked(self, job: Job) -> Sequence[Candidate]:
@@ -238,9 +238,8 @@ class Replicas:
             rolls=(self._roll(), self._roll()),
         )
 
-    async def _offered(self, job: Job, id: str, wanted: Sequence[Candidate]) -> Taken:
+    async def _offered(self, job: Job, id: str, wanted: Sequence[Candidate], members: Sequence[Member]) -> Taken:
         """To these replicas, in this order. Raises `BoardUnavailableError`."""
-        members = [self.members[each.name] for each in wanted]
         for_others = [max(0, each.cap - member.foreign) for each, member in zip(wanted, members, strict=True)]
         caps = [(each.name, most) for each, most in zip(wanted, for_others, strict=True)]
         over, (digest, homes) = self._taken_ended(), self._homes.known(job)
