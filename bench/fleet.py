@@ -16,7 +16,7 @@ When a phase begins each engine has computed beginnings drawn at random, as afte
 all engines are equal and well, for `--seconds` each without and with affinity, at half of the rate, which is all that
 they can take without. Then one is slow, one lies about its health (200, while every call fails), one is killed
 and comes back later, and two are restarted one after the other, drained before, while jobs come for `--seconds` at a
-rate that uses 70 to 80 % of what is left (`utilisation` says how much it was). The same jobs at the same moments are
+rate that uses most of what is left (`utilisation` says how much it was). The same jobs at the same moments are
 then given to an oracle (`bench/fleet_oracle.py`) that knows every queue, every cache, how long an answer will be and
 who is of use now, but not what will fail, and both times are compared. What comes in the first quarter is done by both
 and not compared. `--faster` is for a machine that has the time of its processors.
