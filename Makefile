@@ -31,8 +31,8 @@ help:
 	@echo 'make unit               seconds; no broker needed'
 	@echo 'make check              format, lint, imports, types; make format repairs the first two'
 	@echo 'make kafka [BROKERS=3]  start Kafka from its jars; make kafka-stop ends it'
-	@echo 'make kubernetes         build a Kubernetes control plane and Helm; ten minutes the first time'
-	@echo 'make test-chart         the chart on that control plane; CI runs it after make test'
+	@echo 'make kubernetes         build a Kubernetes control plane, Helm and KEDA; half an hour the first time'
+	@echo 'make test-chart         the chart on that control plane, scaled by KEDA; CI runs it after make test'
 	@echo 'make openapi            write gateway/openapi.json anew'
 	@echo 'make chart-schema       write the schema of the Helm chart anew'
 	@echo 'make boards             write the boards for Grafana anew'
@@ -173,7 +173,7 @@ tests/node/node_modules/.locked: tests/node/package.json tests/node/package-lock
 	@cd tools/compose && go build -o ../../$@ github.com/compose-spec/compose-go/v2/cmd
 	@touch $@
 
-.tools/kubernetes/.built: $(foreach part,cluster crds,tools/kubernetes/$(part)/go.mod tools/kubernetes/$(part)/go.sum)
+.tools/kubernetes/.built: $(foreach part,cluster keda crds,tools/kubernetes/$(part)/go.mod tools/kubernetes/$(part)/go.sum)
 	@$(CHECK_PYTHON)
-	@echo 'building Kubernetes and Helm (300 MB are fetched, and it takes ten minutes the first time)'
+	@echo 'building Kubernetes, Helm and KEDA (600 MB are fetched, and it takes up to half an hour the first time)'
 	@$(PYTHON) -m tools.kubernetes build

@@ -97,9 +97,9 @@ class Pointsman:
         arguments = "serve", "collector", "--backend", backend
         return self._start("collector", port, *arguments, POINTSMAN_WORKER__HEALTH_PORT=str(port))
 
-    def sweeper(self) -> Process:
-        """`pointsman serve sweeper`."""
-        [port] = free_ports(1)
+    def sweeper(self, port: int = 0) -> Process:
+        """`pointsman serve sweeper`; 0 takes a free port."""
+        port = port or free_ports(1)[0]
         return self._start("sweeper", port, "serve", "sweeper", POINTSMAN_SWEEPER__HEALTH_PORT=str(port))
 
     def inbox(self) -> Process:

@@ -10,6 +10,7 @@ from tests.doubles import metrics_double
 from tests.servers import unavailable
 from tools.kubernetes.building import missing
 from tools.kubernetes.control_plane import ControlPlane
+from tools.kubernetes.keda import start_keda
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +24,13 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Generator[ControlPlane]:
         yield plane
     finally:
         plane.stop()
+
+
+@pytest.fixture(scope="session")
+def keda(plane: ControlPlane) -> ControlPlane:
+    """The same, with KEDA."""
+    start_keda(plane)
+    return plane
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from tests.acceptance.processes import Process, pointsman, until
 from tests.chart.charts import Values
 from tests.chart.releases import Release
 from tests.chart.workers import Kubelet
-from tools.kafka.broker import free_ports
+from tools.kafka.broker import HOST, free_ports
 
 WORKER = "worker-echo"
 LANE = "echo.text.light"
@@ -35,6 +35,7 @@ class Lane:
     sweeper: Process
     http: aiohttp.ClientSession
     began: float = field(default_factory=time.monotonic)
+    seen: list[tuple[float, int]] = field(default_factory=list)  # when, and how many replicas were wanted
     _counts: tuple[int, int] = (0, 0)  # of replicas that are wanted, and that are ready
 
     async def send(self, count: int, seconds: float) -> list[str]:
@@ -53,14 +54,21 @@ class Lane:
             while {(await self._job(each))["status"] for each in jobs} != {state}:
                 await asyncio.sleep(LOOK_S)
 
-    async def completed(self, jobs: Collection[str]) -> None:
-        """Wait until all have, each by its first attempt."""
+    async def completed(self, jobs: Collection[str]) -> float:
+        """Wait until all have, each by its first attempt; the moment at which the last one had."""
         await self.all_are(jobs, "completed")
+        last = time.monotonic()
         assert [(await self._job(each))["pointsman"]["attempts"] for each in jobs] == [1] * len(jobs)
+        return last
 
-    async def replicas(self, count: int, what: str) -> None:
-        """Wait until so many are wanted and a worker runs for each."""
+    def least(self, since: float) -> int:
+        """The fewest replicas that were wanted since a moment."""
+        return min(replicas for at, replicas in self.seen if at >= since)
+
+    async def replicas(self, count: int, what: str) -> float:
+        """Wait until so many are wanted and a worker runs for each; the moment."""
         await until(lambda: self._has(count), what, within=PATIENCE_S)
+        return time.monotonic()
 
     async def told(self, **wanted: int) -> None:
         """Wait until the sweeper tells this of the lane, as it does to whoever scales it."""
@@ -80,6 +88,7 @@ class Lane:
             if self._counts != counts:
                 print(f"{time.monotonic() - self.began:6.1f} s: {counts[0]} wanted, {counts[1]} ready")
             self._counts = counts
+            self.seen.append((time.monotonic(), counts[0]))
             await asyncio.sleep(LOOK_S)
 
     @property
@@ -101,15 +110,20 @@ class Lane:
 
 @asynccontextmanager
 async def lane(release: Release, kafka: str, redis: str, folder: Path, worker: Values) -> AsyncIterator[Lane]:
-    """The chart is installed with this entry of `workers`; the HTTP door and the sweeper run as processes."""
-    [http_port] = free_ports(1)
+    """The chart is installed with this entry of `workers`; the HTTP door and the sweeper run as processes.
+
+    An entry with `keda` is told where that sweeper is.
+    """
+    http_port, sweeper_port = free_ports(2)
+    if "keda" in worker:
+        worker = {**worker, "keda": {**worker["keda"], "sweeperUrl": f"http://{HOST}:{sweeper_port}"}}
     release.install(_values(kafka, redis, worker))
     [config] = [each for each in release.things("configmaps", group="v1") if each["metadata"]["name"] == "pm-pointsman"]
     settings = yaml.safe_load(config["data"]["pointsman.yaml"])
     with pointsman(folder, settings, POINTSMAN_DATA=str(folder / "data")) as ours:
         ours.command("topics", "--create")
         key = ours.command("keys", "create").split()[-1]
-        http, sweeper = ours.http(http_port), ours.sweeper()
+        http, sweeper = ours.http(http_port), ours.sweeper(sweeper_port)
         await asyncio.gather(http.ready(), sweeper.ready())
         kubelet = Kubelet(release, WORKER, ours, "echo")
         headers = {"authorization": f"Bearer {key}"}

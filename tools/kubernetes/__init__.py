@@ -1,1 +1,1 @@
-"""A real Kubernetes control plane without containers, and Helm, for the tests of the chart."""
+"""A real Kubernetes control plane without containers, with Helm and KEDA, for the tests of the chart."""

@@ -1,7 +1,7 @@
 """Builds what the control plane is made of from Go modules. Needs Go and nothing else; no Python packages.
 
-Two folders beside this file pin versions and hashes, each in a go.mod of its own: `cluster` those of the programs,
-`crds` those of modules that are only read.
+Three folders beside this file pin versions and hashes, each in a go.mod of its own: `cluster` those of the programs
+that do with Kubernetes' own version of its libraries, `keda` those of KEDA, `crds` those of modules that are only read.
 """
 
 import json
@@ -27,9 +27,10 @@ class KubernetesToolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One binary: what it is called, and its package."""
+    """One binary: what it is called, in which folder's module it is pinned, and its package."""
 
     name: str
+    folder: str
     package: str
 
 
@@ -44,16 +45,18 @@ class Read:
 
 
 EVERYTHING = (
-    Program("etcd", "go.etcd.io/etcd/server/v3"),
-    Program("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
-    Program("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
-    Program("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
-    Program("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
-    Program("helm", "helm.sh/helm/v3/cmd/helm"),
-    Program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
+    Program("etcd", "cluster", "go.etcd.io/etcd/server/v3"),
+    Program("kube-apiserver", "cluster", "k8s.io/kubernetes/cmd/kube-apiserver"),
+    Program("kube-controller-manager", "cluster", "k8s.io/kubernetes/cmd/kube-controller-manager"),
+    Program("kube-scheduler", "cluster", "k8s.io/kubernetes/cmd/kube-scheduler"),
+    Program("kwok", "cluster", "sigs.k8s.io/kwok/cmd/kwok"),
+    Program("keda-operator", "keda", "github.com/kedacore/keda/v2/cmd/operator"),
+    Program("keda-adapter", "keda", "github.com/kedacore/keda/v2/cmd/adapter"),
+    Program("helm", "cluster", "helm.sh/helm/v3/cmd/helm"),
+    Program("kubeconform", "cluster", "github.com/yannh/kubeconform/cmd/kubeconform"),
 )
 DEFINITIONS = (
-    Read("crds", "github.com/kedacore/keda/v2", "config/crd/bases", ("*.yaml",)),
+    Read("keda", "github.com/kedacore/keda/v2", "config/crd/bases", ("*.yaml",)),
     Read(
         "crds",
         "github.com/prometheus-operator/prometheus-operator",
@@ -87,7 +90,7 @@ def build() -> None:
         print(f"building {program.name} ({number} of {len(EVERYTHING)})", flush=True)
         started = time.monotonic()
         arguments = ["build", "-ldflags", _linking(), "-o", str(PROGRAMS / program.name), program.package]
-        _go("cluster", arguments, f"{program.name} could not be built")
+        _go(program.folder, arguments, f"{program.name} could not be built")
         print(f"  {time.monotonic() - started:.0f} s", flush=True)
     _copy_definitions()
     BUILT.touch()

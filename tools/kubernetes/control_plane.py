@@ -139,7 +139,7 @@ class ControlPlane:
             "--unsafe-no-fsync",
         )
         certificate, key = self.write_certificate("apiserver", HOST, "localhost", "kubernetes.default.svc")
-        front_certificate, front_key = self.write_certificate("front-proxy", common_name="front-proxy")
+        front_certificate, front_key = self.write_certificate("front-proxy", "front-proxy", common_name="front-proxy")
         self.processes.start(
             "kube-apiserver",
             f"--etcd-servers={client}",
