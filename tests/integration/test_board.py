@@ -949,7 +949,7 @@ class Story:
         attempts = [json.loads(text) for text in self.charged.values()]
         exact = sum((Decimal(each["usd"]) for each in attempts if each["usd"] is not None), Decimal(0))
         wanted = (len(attempts), sum(each["tokens"] for each in attempts), exact)
-        for by in ("batch", "tenant", "deployment", "lane"):
+        for by in ("microbatch", "tenant", "deployment", "lane"):
             row = sum_of(await costs(self.redis, self.board, by))
             assert (row.attempts, row.tokens, row.usd) == wanted, by
             assert row.unpriced == sum(each["usd"] is None for each in attempts), by
