@@ -27,12 +27,12 @@ AT_ONCE = 50  # of one tenant
 TENANTS_AT_ONCE = 8
 TELL_EVERY_S = 5.0
 DEAF_S = 5.0  # after a failure to listen
-OTHERS_S, LOOK_S = 5.0, 0.1  # for another collector that has the job
+OTHERS_S, LOOK_S = 5.0, 0.1  # for whoever else has the job
 
 
 @dataclass(slots=True)
 class Collector:
-    """Goes round the tenants' submitted jobs. Any number may run: each job that one looks at is leased to it."""
+    """Goes round the tenants' jobs that its backend has. Any number may run: what one looks at is leased to it."""
 
     log: Log
     attempt: Attempt
@@ -80,7 +80,8 @@ class Collector:
 
     async def _of(self, tenant: str) -> None:
         owner = f"{self.attempt.wakeups.channel}|collector|{ULID()}"
-        due = await self.attempt.board.collect(tenant, owner, lease_s=self.attempt.lease_s, most=AT_ONCE)
+        board, lease_s = self.attempt.board, self.attempt.lease_s
+        due = await board.collect(tenant, owner, backend=self.backend, lease_s=lease_s, most=AT_ONCE)
         async with asyncio.TaskGroup() as tasks:
             for submission in due:
                 tasks.create_task(self._one(tenant, owner, submission))
@@ -114,18 +115,21 @@ class Collector:
             log.warning("notice_put_off", job=notice.job_id, error=type(error).__name__)
 
     async def _is_done_with(self, notice: Notice) -> bool:
-        """Whether its attempt is concluded now."""
-        board = self.attempt.board
+        """Whether its attempt is concluded now. Until then another collector may have it, or still its worker."""
+        board, lease_s = self.attempt.board, self.attempt.lease_s
         owner = f"{self.attempt.wakeups.channel}|collector|{ULID()}"
-        lease_s = self.attempt.lease_s
-        due = await board.collect(notice.tenant, owner, lease_s=lease_s, most=1, job_id=notice.job_id)
-        for submission in due:
-            await self._one(notice.tenant, owner, submission)
-        for _ in range(0 if due else int(OTHERS_S / LOOK_S)):  # somebody else is at it
+        for _ in range(int(OTHERS_S / LOOK_S)):
+            due = await board.collect(
+                notice.tenant, owner, backend=self.backend, lease_s=lease_s, most=1, job_id=notice.job_id
+            )
+            for submission in due:
+                await self._one(notice.tenant, owner, submission)
             if not await self._is_open(notice):
                 return True
+            if due:
+                return False
             await asyncio.sleep(LOOK_S)
-        return not await self._is_open(notice)
+        return False
 
     async def _is_open(self, notice: Notice) -> bool:
         view = await self.attempt.board.view(notice.tenant, notice.job_id)
@@ -133,7 +137,7 @@ class Collector:
 
     async def _one(self, tenant: str, owner: str, submission: Submission) -> None:
         view = await self.attempt.board.view(tenant, submission.job_id)
-        if view is None or view.job.route.backend != self.backend:
+        if view is None:
             return
         job = view.job
         tally = Tally(view.microbatch or f"mb_{ULID()}", job.route.deployment, job.route.lane, started=self.clock())

@@ -444,17 +444,17 @@ class Board:
 
     async def submit(self, job: Job, owner: str, reference: str, *, check_in_s: float) -> bool:
         """The backend has taken the job, which is known from now on as `job`. False when it is another's."""
-        arguments: list[Value] = [owner, reference, int(check_in_s * 1000), envelope.about(job)]
+        arguments: list[Value] = [owner, reference, int(check_in_s * 1000), envelope.about(job), job.route.backend]
         return bool(await self._run(self._submit, job.tenant, job.id, *arguments, durable=True))
 
     async def collect(
-        self, tenant: str, owner: str, *, lease_s: float, most: int, job_id: str = ""
+        self, tenant: str, owner: str, *, backend: str, lease_s: float, most: int, job_id: str = ""
     ) -> list[Submission]:
-        """Submitted jobs that are to be looked at, each leased to `owner`: finish it, submit it again or release it.
+        """Jobs that this backend has and that are to be looked at, each leased to `owner`.
 
         With a `job_id` only that one, whenever it is to be looked at, unless somebody has it.
         """
-        answer = await self._run(self._collect, tenant, job_id, owner, int(lease_s * 1000), most)
+        answer = await self._run(self._collect, tenant, job_id, owner, int(lease_s * 1000), most, backend)
         rows = cast("list[list[bytes]]", answer)
         return [
             Submission(i.decode(), reference.decode(), int(attempt), int(left) / 1000, cancel == b"1")

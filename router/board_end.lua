@@ -1,7 +1,7 @@
 -- End a job that nobody runs: the client's cancel, or its deadline. One that runs is told through its owner.
 -- ARGV: prefix, id, name, mode (cancel | expire), event, keep ms. Returns the state that holds now, or false.
 local job, id, mode = KEYS[1], ARGV[2], ARGV[4]
-local h = redis.call('HMGET', job, 'state', 'owner', 'lease', 'open', 'expires', 'result_ttl', 'submitted')
+local h = redis.call('HMGET', job, 'state', 'owner', 'lease', 'open', 'expires', 'result_ttl', 'kept_by')
 if not h[1] or TERMINAL[h[1]] then return h[1] end
 local now = now_ms()
 if mode == 'expire' and now < tonumber(h[5]) then return h[1] end
@@ -13,7 +13,7 @@ if not owned and not h[4] then
 end
 if mode == 'cancel' then
   redis.call('HSET', job, 'cancel', '1')
-  if h[7] then redis.call('ZADD', P .. 'submitted', whole(now), id) end
+  if h[7] then redis.call('ZADD', kept_by(h[7]), whole(now), id) end
   if owned then redis.call('PUBLISH', string.match(h[2], '^[^|]+'), ARGV[3]) end
 end
 return h[1]

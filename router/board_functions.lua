@@ -139,11 +139,23 @@ local function uncount(job, id)
   if class then redis.call('ZREM', P .. 'unfinished:' .. class, id) end
 end
 
+-- The jobs that a backend has, by when they are to be looked at: its own collectors look there, and no others.
+local function kept_by(backend)
+  return P .. 'submitted:' .. backend
+end
+
+-- Its backend does not have it any more.
+local function not_submitted(job, id)
+  local backend = redis.call('HGET', job, 'kept_by')
+  if backend then redis.call('ZREM', kept_by(backend), id) end
+  redis.call('HDEL', job, 'submitted', 'kept_by')
+end
+
 -- Make a state final: nothing waits for this job any more, and its event waits in the outbox.
 local function conclude(job, id, name, state, event, keep_ms, result_ttl_ms, now)
   redis.call('HSET', job, 'state', state, 'finished', whole(now), 'gone', whole(now + result_ttl_ms))
-  redis.call('HDEL', job, 'owner', 'lease', 'cancel', 'open', 'counted', 'submitted')
-  redis.call('ZREM', P .. 'submitted', id)
+  redis.call('HDEL', job, 'owner', 'lease', 'cancel', 'open', 'counted')
+  not_submitted(job, id)
   redis.call('ZREM', P .. 'running', id)
   redis.call('ZREM', P .. 'unpublished', id)
   uncount(job, id)

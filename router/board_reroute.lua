@@ -5,8 +5,8 @@
 local job = KEYS[1]
 if redis.call('HGET', job, 'owner') ~= ARGV[3] then return 0 end
 if redis.call('HGET', job, 'counted') == ARGV[3] then redis.call('HINCRBY', job, 'deliveries', -1) end
-redis.call('HDEL', job, 'owner', 'lease', 'open', 'counted', 'submitted')
-redis.call('ZREM', P .. 'submitted', ARGV[2])
+redis.call('HDEL', job, 'owner', 'lease', 'open', 'counted')
+not_submitted(job, ARGV[2])
 redis.call('ZREM', P .. 'running', ARGV[2])
 redis.call('HSET', job, 'state', 'queued', 'hop', ARGV[4], 'about', ARGV[5], 'not_before', whole(now_ms()))
 if ARGV[6] ~= '' then redis.call('HSETNX', job, 'problem', ARGV[6]) end

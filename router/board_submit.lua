@@ -1,5 +1,5 @@
 -- The backend has taken the job: no lease any more, a collector looks at it. ARGV: prefix, id, owner, reference, check in ms,
---   the job as it is known from now on (with where its body lies)
+--   the job as it is known from now on (with where its body lies), its backend
 -- Returns 1 | 0 (it is another's)
 local job = KEYS[1]
 if redis.call('HGET', job, 'owner') ~= ARGV[3] then return 0 end
@@ -7,9 +7,9 @@ if redis.call('HGET', job, 'counted') == ARGV[3] then -- its process outlived th
   redis.call('HINCRBY', job, 'deliveries', -1)
 end
 redis.call('HDEL', job, 'owner', 'lease', 'counted')
-redis.call('HSET', job, 'submitted', ARGV[4], 'about', ARGV[6])
+redis.call('HSET', job, 'submitted', ARGV[4], 'about', ARGV[6], 'kept_by', ARGV[7])
 redis.call('ZREM', P .. 'running', ARGV[2])
 -- Not later than its deadline, which it is not to wait past.
 local look_at = math.min(now_ms() + tonumber(ARGV[5]), tonumber(redis.call('HGET', job, 'expires')))
-redis.call('ZADD', P .. 'submitted', whole(look_at), ARGV[2])
+redis.call('ZADD', kept_by(ARGV[7]), whole(look_at), ARGV[2])
 return 1

@@ -151,9 +151,8 @@ async def test_the_job_of_helm_test_passes(release: Release) -> None:
     assert line["response"]["body"]["choices"][0]["message"]["content"]
 
 
-# Not `patient`: on this stage the collector hears of its answer minutes late, which is not understood yet.
-@pytest.mark.parametrize("deployment", ["light", "cloud", "echo"])
-async def test_a_worker_does_its_jobs(release: Release, deployment: str) -> None:
+@pytest.mark.parametrize("deployment", ["light", "patient", "cloud", "echo"])
+async def test_every_worker_does_its_jobs(release: Release, deployment: str) -> None:
     async with _client(release) as client:
         answer = await client.chat.completions.create(
             model=deployment, messages=[{"role": "user", "content": "Say hello."}], max_tokens=20

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from consumers.backend import Answer, BackendError, OnChunk, Pending, Returned, SoFar, Submitted
+from consumers.backend import Answer, BackendError, Late, Notice, OnChunk, Pending, Returned, SoFar, Submitted
 from consumers.collector import Collector
 from consumers.retrier import GROUP, Retrier
 from consumers.worker import Bounds
@@ -66,6 +66,34 @@ class TakingBackend:
         return None
 
 
+@dataclass
+class HastyBackend(TakingBackend):
+    """It says that a call is over, once, before whoever made the call has heard that it was taken."""
+
+    said: asyncio.Queue[Notice] = field(default_factory=asyncio.Queue)
+
+    async def call(
+        self, job: Job, deployment: Deployment, *, attempt: int, on_chunk: OnChunk | None, so_far: SoFar
+    ) -> Answer | Submitted:
+        """Take it."""
+        taken = await super().call(job, deployment, attempt=attempt, on_chunk=on_chunk, so_far=so_far)
+        self.verdicts[f"{job.id}.{attempt}"] = DONE
+        self.said.put_nowait(Notice(job.tenant, job.id, attempt, ("", "")))
+        await asyncio.sleep(0.3)
+        return taken
+
+    async def listen(self) -> list[Notice]:
+        """Each once."""
+        return [await self.said.get()]
+
+    async def acknowledge(self, notice: Notice) -> None:
+        """That is all."""
+
+    async def late(self, job: Job, notice: Notice) -> Late | None:
+        """Nothing is."""
+        return None
+
+
 DONE = Answer(b'{"object":"chat.completion"}', Usage(input=3, output=5))
 
 
@@ -117,6 +145,29 @@ async def test_a_submitted_job_holds_no_slot_and_no_record_and_is_concluded_by_a
     assert (view.state, view.result, view.attempts) == (JobState.COMPLETED, DONE.body, 1)
     assert [row["tokens"] for row in await bench.charges()] == [8]
     assert await bench.events() == {f"job_{job.id}": "job.completed"}
+
+
+async def test_what_is_over_before_its_worker_has_handed_it_off_is_concluded_at_once(bench: Bench) -> None:
+    backend = HastyBackend(check_in_s=600)
+    job = await bench.queued()
+    async with running(bench, backend):
+        [view] = await bench.ended(job)
+
+    assert (view.state, view.result) == (JobState.COMPLETED, DONE.body)
+
+
+async def test_a_collector_of_another_backend_leaves_it_alone(bench: Bench) -> None:
+    backend, stop = TakingBackend(check_in_s=0.2), asyncio.Event()
+    other = Collector(bench.log, bench.attempt(backend), "elsewhere", tuple(bench.tenants), every_s=0.01)
+    async with running(bench, backend, collectors=0), asyncio.TaskGroup() as tasks:
+        job = await bench.queued()
+        await taken(bench, backend)
+        tasks.create_task(other.run(stop))
+        await until(lambda: _is_overdue(bench, job))
+        state, lease = await bench.redis.hmget(f"{{t:acme}}:job:{job.id}", "state", "lease")
+        stop.set()
+
+    assert (state, lease) == (b"running", None)
 
 
 async def test_a_record_that_comes_again_after_the_hand_off_submits_nothing(bench: Bench) -> None:
@@ -311,7 +362,15 @@ async def _waits_nowhere(bench: Bench) -> bool:
 
 
 async def _leased(bench: Bench, job: Job) -> bool:
-    return bool(await bench.board.collect(job.tenant, "dead|collector|1", lease_s=0.2, most=10))
+    return bool(await bench.board.collect(job.tenant, "dead|collector|1", backend="echo", lease_s=0.2, most=10))
+
+
+async def _is_overdue(bench: Bench, job: Job) -> bool:
+    """Whether it was to be looked at half a second ago."""
+    [due_at] = [await bench.redis.zscore(key, job.id) for key in await bench.redis.keys("{t:acme}:submitted*")] or [
+        None
+    ]
+    return due_at is not None and due_at / 1000 + 0.5 < await bench.board.now()
 
 
 async def _is_done(bench: Bench, job: Job) -> bool:

@@ -136,7 +136,7 @@ async def test_a_job_that_a_backend_has_and_one_that_runs_again_stay_in_the_slot
     await board.claim(job, OWNER, lease_s=20)
     await board.start(job, OWNER, most_deliveries=3, microbatch="mb_1")
     is_ours = await board.submit(job, OWNER, "reference", check_in_s=0.0)
-    [submission] = await board.collect("acme", "worker:2|collector|1", lease_s=20, most=10)
+    [submission] = await board.collect("acme", "worker:2|collector|1", backend="echo", lease_s=20, most=10)
     failed = a_conclusion(job, JobState.FAILED, attempted=_settling(a_charge(job, 1), job.id))
     await board.finish(job, "worker:2|collector|1", failed)
     revived = await board.revive(job, "letter")
