@@ -43,7 +43,7 @@ demo: .venv-demo/.locked
 	@.venv-demo/bin/python examples/demo.py
 
 test: check .venv-media/.locked .venv-ministack/.locked tests/node/node_modules/.locked $(if $(POINTSMAN_TEST_KAFKA),,$(if $(MAVEN),.tools/kafka/.fetched)) $(if $(GO),.tools/compose-check) $(if $(APT)$(PROMTOOL),.tools/prometheus/promtool)
-	@$(BIN)/pytest -m 'not alone' --ignore tests/chart --numprocesses $(TESTS_AT_ONCE) --dist loadfile
+	@$(BIN)/pytest -m 'not alone' --ignore tests/chart --numprocesses $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder
 	@$(BIN)/pytest -m alone --ignore tests/chart
 
 unit: .venv/.locked
