@@ -99,6 +99,11 @@ def of_event(name: str, chunk: Object) -> Refusal | None:
     return _refusal(_closer(failure, error), error, status, None)
 
 
+def of_body(body: bytes) -> Refusal | None:
+    """What an error means whose status nobody told; None where the body is none."""
+    return of_event("", _object(body))
+
+
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     """The seconds that a server wants us to wait: `retry-after-ms`, else `retry-after` as seconds or as a date."""
     if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
@@ -161,6 +166,8 @@ def _error_in(body: Object) -> Object | None:
     if isinstance(error, str) and error:  # TGI, Ollama
         return {"message": error, "type": body.get("error_type")}
     if body.get("object") == "error":  # vLLM before 0.10
+        return body
+    if type(body.get("code")) is int and isinstance(body.get("message"), str):  # DJL
         return body
     if isinstance(body.get("detail"), str):  # FastAPI
         return {"message": body["detail"]}

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from consumers.aws.sagemaker_clients import AwsClients, words
+from consumers.aws.sagemaker_clients import AwsClients, read_most, words
 from policies.deployments import Bedrock, Deployment
 from policies.shipping import Shipping
 
@@ -64,7 +64,9 @@ class BedrockJobs:
         bucket, key = self._at(deployment, id, "names.json")
         s3 = self._clients.of(_of(deployment)[0], "s3")
         try:
-            given = await self._in_thread(lambda: s3.get_object(Bucket=bucket, Key=key)["Body"].read(LARGEST_NAMES))
+            given = await self._in_thread(
+                lambda: read_most(s3.get_object(Bucket=bucket, Key=key)["Body"], LARGEST_NAMES)
+            )
             found = json.loads(given)
         except _CodeError as error:
             if error.code in ("NoSuchKey", "404"):

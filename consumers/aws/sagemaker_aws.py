@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from botocore.exceptions import (
@@ -14,7 +15,8 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
-from consumers.aws.sagemaker_clients import AwsClients
+from consumers.aws.sagemaker_clients import AwsClients, read_most
+from consumers.aws.sagemaker_payloads import refused
 from consumers.backend import BackendError
 from policies.deployments import SageMaker
 from policies.retries import Failure
@@ -34,8 +36,15 @@ class Aws:
     async def ask(self, place: SageMaker, service: str, operation: str, **arguments: object) -> Any:
         """One call, by the names of boto3."""
         act = getattr(self._clients.of(place, service), operation)
+        return await self._in_thread(partial(act, **arguments))
+
+    async def read(self, body: Any, most: int) -> bytes:
+        """So much of what an answer carries."""
+        return await self._in_thread(partial(read_most, body, most))
+
+    async def _in_thread(self, act: Callable[[], Got]) -> Got:
         try:
-            return await self.in_thread(lambda: act(**arguments))
+            return await asyncio.get_running_loop().run_in_executor(self._threads, act)
         except ClientError as error:
             raise _of_code(error) from error
         except (ConnectTimeoutError, EndpointConnectionError) as error:
@@ -44,10 +53,6 @@ class Aws:
             raise BackendError(Failure.MISCONFIGURED, "there are no AWS credentials", code="credentials") from error
         except BotoCoreError as error:  # a connection that broke, an answer that did not come
             raise BackendError(Failure.TIMED_OUT, "AWS did not answer", code=type(error).__name__) from error
-
-    async def in_thread(self, act: Callable[[], Got]) -> Got:
-        """What an answer still has to be read for."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, act)
 
 
 def _of_code(error: ClientError) -> BackendError:
@@ -58,8 +63,8 @@ def _of_code(error: ClientError) -> BackendError:
     if "Throttl" in code or status == 429:
         failure = Failure.THROTTLED
     elif code == "ModelError":
-        original = int(error.response.get("OriginalStatusCode") or 500)
-        failure = Failure.REJECTED if original in (400, 413, 422) else Failure.BACKEND_ERROR
+        said = f"error ({error.response.get('OriginalStatusCode', '')}) from: {message}"
+        failure = refused(str(error.response.get("OriginalMessage", "")).encode(), said)
     elif code in ("AccessDenied", "AccessDeniedException", "UnrecognizedClientException", "ExpiredTokenException"):
         failure = Failure.MISCONFIGURED
     elif status == 503 or code == "ServiceUnavailable":

@@ -1,5 +1,6 @@
 """AWS' own clients: one for each service of a place, which tries each call once."""
 
+from contextlib import closing
 from typing import Any
 
 import boto3
@@ -45,3 +46,16 @@ def words(error: ClientError | BotoCoreError) -> str:
         told = error.response.get("Error", {})
         return f"{told.get('Code')}: {told.get('Message')}"
     return str(error)
+
+
+def read_most(body: Any, most: int) -> bytes:
+    """So much of what an answer carries. Raises BotoCoreError where the connection broke before its end.
+
+    A read may give less than was asked for without a word; only the next one says that the rest will not come.
+    """
+    pieces = []
+    with closing(body):
+        while most > 0 and (piece := body.read(most)):
+            pieces.append(piece)
+            most -= len(piece)
+    return b"".join(pieces)

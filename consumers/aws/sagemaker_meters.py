@@ -51,7 +51,7 @@ class SageMakerMeters:
             registry=registry,
         )
         self._denied = Counter(
-            "pointsman_sagemaker_denied_total", "Looks at S3 that it did not allow", registry=registry
+            "pointsman_sagemaker_denied_total", "Looks at S3 that it did not allow", ["deployment"], registry=registry
         )
         self._results = Counter(
             "pointsman_sagemaker_results_total",
@@ -77,11 +77,12 @@ class SageMakerMeters:
         """A call's end became known, or did not."""
         self._results.labels(deployment, how).inc()
 
-    def denied(self) -> None:
+    def denied(self, deployment: str) -> None:
         """S3 does not let us see whether there is a result."""
-        self._denied.inc()
+        self._denied.labels(deployment).inc()
 
     def oldest(self, deployment: str, seconds: Callable[[], float]) -> None:
         """Where to ask for it."""
         self._oldest.labels(deployment).set_function(seconds)
         self._failures.labels(deployment, "NotificationFailures")  # an alert watches it
+        self._denied.labels(deployment)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import structlog
 
 from consumers.aws.sagemaker_aws import Aws
+from consumers.aws.sagemaker_endpoints import place_of
 from consumers.aws.sagemaker_payloads import JSON, LARGEST_ANSWER
 from consumers.backend import BackendError
-from policies.deployments import SageMaker
+from policies.deployments import Deployment, SageMaker
 from policies.retries import Failure
 
 log = structlog.get_logger(__name__)
@@ -26,33 +27,33 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """In S3, by `s3://bucket/key`. `denied` is told each time that S3 does not say whether there is one."""
+    """In S3, by `s3://bucket/key`. `denied` is told whose it is that S3 says nothing of, each time."""
 
     aws: Aws
-    denied: Callable[[], None]
+    denied: Callable[[str], None]
 
-    async def get(self, place: SageMaker, at: str, *, most: int = LARGEST_ANSWER) -> Written | None:
+    async def get(self, deployment: Deployment, at: str, *, most: int = LARGEST_ANSWER) -> Written | None:
         """So much of it; None where there is none yet. Raises `BackendError` UNAVAILABLE where that cannot be told."""
         if not at:
             return None
         bucket, key = split(at)
         try:
-            given = await self.aws.ask(place, "s3", "get_object", Bucket=bucket, Key=key)
+            given = await self.aws.ask(place_of(deployment), "s3", "get_object", Bucket=bucket, Key=key)
+            return Written(await self.aws.read(given["Body"], most), given["LastModified"].timestamp())
         except BackendError as error:
             if error.code in ("NoSuchKey", "404"):
                 return None
-            raise self._unseen(bucket, error) from error
-        data = await self.aws.in_thread(lambda: bytes(given["Body"].read(most)))
-        return Written(data, given["LastModified"].timestamp())
+            raise self._unseen(deployment, bucket, error) from error
 
-    async def find(self, place: SageMaker, readings: Sequence[str]) -> str:
+    async def find(self, deployment: Deployment, readings: Sequence[str]) -> str:
         """Where one of these is, with whatever ending the service has given it; '' where none is. Raises as `get`."""
         for at in readings:
             bucket, key = split(at)
+            named = {"Bucket": bucket, "Prefix": key, "MaxKeys": LISTED}
             try:
-                given = await self.aws.ask(place, "s3", "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=LISTED)
+                given = await self.aws.ask(place_of(deployment), "s3", "list_objects_v2", **named)
             except BackendError as error:
-                raise self._unseen(bucket, error) from error
+                raise self._unseen(deployment, bucket, error) from error
             for each in given.get("Contents", []):
                 rest = str(each["Key"]).removeprefix(key)
                 if not rest or rest.startswith((".", "-error")):
@@ -64,11 +65,11 @@ class Objects:
         bucket, key = split(at)
         await self.aws.ask(place, "s3", "put_object", Bucket=bucket, Key=key, Body=body, ContentType=JSON)
 
-    def _unseen(self, bucket: str, error: BackendError) -> BackendError:
+    def _unseen(self, deployment: Deployment, bucket: str, error: BackendError) -> BackendError:
         if error.code in ("AccessDenied", "403"):
             # Without s3:ListBucket a missing key is "denied": nobody can tell it from one that is not there yet.
             log.error("result_denied", bucket=bucket, fix=f"grant s3:GetObject and s3:ListBucket on {bucket}")
-            self.denied()
+            self.denied(deployment.name)
         return BackendError(Failure.UNAVAILABLE, f"{error.detail} (result)", code=error.code)
 
 

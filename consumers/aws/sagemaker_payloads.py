@@ -1,14 +1,16 @@
 """What a SageMaker container is sent and what its answer means, in the formats that containers speak: no I/O."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from consumers import refusals
 from consumers.backend import Answer, BackendError
 from consumers.gathered import Gathered, MalformedChunkError, Object, as_chunk, compact, is_count
 from consumers.upstream import OURS, choices, most_output, parsed
 from policies.deployments import Deployment, PayloadFormat, SageMaker
-from policies.retries import Failure
+from policies.retries import FINAL, Failure
 from router.job import Job
 
 JSON = "application/json"
@@ -16,6 +18,7 @@ DECODER = json.JSONDecoder(parse_constant=lambda _: None)  # some containers ans
 LARGEST_ANSWER = 64 * 1024 * 1024  # bytes
 # What ends a generation of the text-generation-inference server, in OpenAI's words.
 _TGI_FINISH: Mapping[str, str] = MappingProxyType({"length": "length", "eos_token": "stop", "stop_sequence": "stop"})
+_STATUS = re.compile(r"error \(([45]\d\d)\) from")  # "Received server error (500) from model. See the SageMaker ..."
 _TGI_LACKS = ("tools", "functions", "logprobs")
 _COUNTED = "counted_output"  # of a chunk of ours: what the container counted where it does not count its input
 _TGI_PARAMETERS = ("temperature", "top_p", "seed", "frequency_penalty")
@@ -51,6 +54,16 @@ def answer(data: bytes, job: Job, deployment: Deployment, place: SageMaker, *, c
             Failure.CUT, "the container's answer has no end", code="incomplete_answer", usage=gathered.usage
         )
     return Answer(gathered.completion(), gathered.usage)
+
+
+def refused(body: bytes, said: str) -> Failure:
+    """What a container's own error means: `BACKEND_ERROR`, or one that it would give again.
+
+    `said` are SageMaker's words with the container's status, '' where none came. Most containers have it in the body.
+    """
+    status = _STATUS.search(said) or _STATUS.search(body.decode("utf-8", "replace"))
+    found = refusals.of_response(int(status[1]), {}, body, 0.0) if status else refusals.of_body(body)
+    return found.failure if found is not None and found.failure in FINAL else Failure.BACKEND_ERROR
 
 
 def _openai_request(asked: Object, deployment: Deployment, place: SageMaker) -> Object:

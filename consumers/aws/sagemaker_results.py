@@ -10,7 +10,7 @@ from consumers.aws.sagemaker_meters import Result, SageMakerMeters
 from consumers.aws.sagemaker_notices import CallName, Ending, Told
 from consumers.aws.sagemaker_objects import Objects
 from consumers.aws.sagemaker_patience import OpenCalls, Waits, next_look, unsure
-from consumers.aws.sagemaker_payloads import answer
+from consumers.aws.sagemaker_payloads import answer, refused
 from consumers.aws.sagemaker_reference import Reference
 from consumers.backend import Answer, BackendError, Late, Pending
 from policies.deployments import Deployment
@@ -39,12 +39,11 @@ class Results:
 
     async def looked(self, deployment: Deployment, known: Reference) -> Told | None:
         """What lies in S3 says of a call as a message would; None where nothing is there yet."""
-        place = place_of(deployment)
         name = CallName.parse(known.call)
         assert name is not None
         for ending, named in ((Ending.COMPLETED, known.output_at), (Ending.FAILED, known.failure_at)):
-            at = named if known.is_sure else await self.objects.find(place, known.readings(named))
-            written = await self.objects.get(place, at)
+            at = named if known.is_sure else await self.objects.find(deployment, known.readings(named))
+            written = await self.objects.get(deployment, at)
             if written is None:
                 continue
             return Told(
@@ -70,8 +69,8 @@ class Results:
                     self.meters.result(deployment.name, self._way(deployment, known, told))
                 return made
             case Ending.FAILED:
-                at, place = told.failure_at or known.failure_at, place_of(deployment)
-                failure = await self.objects.get(place, at, most=LARGEST_FAILURE)
+                at = told.failure_at or known.failure_at
+                failure = await self.objects.get(deployment, at, most=LARGEST_FAILURE)
                 self.meters.result(deployment.name, self._way(deployment, known, told))
                 raise _failed(job, failure.data if failure else b"", told.reason)
             case Ending.EXPIRED:
@@ -117,7 +116,7 @@ class Results:
     async def _answer(self, job: Job, deployment: Deployment, told: Told, *, at: str) -> Answer | None:
         place, data = place_of(deployment), told.answer
         if data is None:
-            written = await self.objects.get(place, at)
+            written = await self.objects.get(deployment, at)
             if written is None:
                 return None
             data = written.data
@@ -140,7 +139,4 @@ def _failed(job: Job, failure: bytes, reason: str) -> BackendError:
     shown = failure.decode("utf-8", "replace").strip()
     detail = " ".join(each for each in (reason, shown[:SHOWN_FAILURE]) if each) or "the call failed"
     usage = Usage(input=job.estimate.input_tokens, basis=Basis.ESTIMATED)
-    status = next((code for code in ("400", "413", "422") if f"({code})" in reason), "")
-    return BackendError(
-        Failure.REJECTED if status else Failure.BACKEND_ERROR, detail, code=status or "failed", usage=usage
-    )
+    return BackendError(refused(failure, reason), detail, code="failed", usage=usage)

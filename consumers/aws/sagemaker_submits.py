@@ -81,7 +81,7 @@ class Submits:
             Accept=JSON,
             Body=body,
         )
-        data = await self.aws.in_thread(given["Body"].read)
+        data = await self.aws.read(given["Body"], SYNC_BYTES)
         return answer(data, job, deployment, place, created=int(time.time()))
 
     async def _put_input(self, place: SageMaker, job: Job, attempt: int, body: bytes) -> str:

@@ -16,7 +16,7 @@ from router.job import Job, JobState
 from tests.aws import AwsPlace
 from tests.builders import until
 from tests.doubles import OpenAIDouble, openai_double
-from tests.endpoint_place import LONG_S, Place, a_place, ended, is_empty
+from tests.endpoint_place import LONG_S, Place, a_place, ended, is_empty, is_over_there
 
 pytestmark = pytest.mark.usefixtures("aws_credentials")
 
@@ -78,7 +78,9 @@ async def test_the_result_of_a_lost_submit_is_found_however_the_service_joins_it
 
     assert states == [JobState.COMPLETED, JobState.FAILED]
     calls = [call["id"] for call in await place.at.invocations()]
-    assert len(calls) == len(set(calls)) == 1 + place.bench.retries.attempts  # without a message nobody says "400"
+    assert (
+        len(calls) == len(set(calls)) == 1 + place.bench.retries.attempts
+    )  # neither a message nor the body says "400"
 
 
 async def test_a_call_may_wait_and_run_for_as_long_as_its_job_has_left_and_no_longer_than_the_settings_say(
@@ -136,6 +138,31 @@ async def test_the_answer_in_the_message_is_enough(place: Place) -> None:
     job = await place.bench.queued()
     async with place.running():
         assert await ended(place, job) == [JobState.COMPLETED]
+
+
+async def test_a_result_that_breaks_off_on_its_way_is_read_again_and_not_paid_for_again(place: Place) -> None:
+    await place.at.turn(break_answers=1)
+    job = await place.bench.queued("four words for it")
+    async with place.backend() as backend:
+        taken = await backend.call(job, place.deployment, attempt=1, on_chunk=None, so_far=SoFar())
+        assert isinstance(taken, Submitted)
+        await until(lambda: is_over_there(place), within=LONG_S)
+        with pytest.raises(BackendError) as caught:
+            await backend.collect(job, place.deployment, taken.reference, attempt=1)
+        answer = await backend.collect(job, place.deployment, taken.reference, attempt=1)
+
+    assert caught.value.failure is Failure.UNAVAILABLE  # it could not be asked
+    assert isinstance(answer, Answer) and b"four words for it" in answer.body
+
+
+async def test_a_refusal_that_no_message_tells_of_is_known_by_the_containers_own_words(place: Place) -> None:
+    await place.at.turn(drop_messages=1.0)
+    place.bench.deployments["small"] = place.at.deployment(place.deployment, listens=False)
+    job = await place.bench.queued("double:context-400 no such thing")
+    async with place.running():
+        assert await ended(place, job) == [JobState.FAILED]
+
+    assert len(await place.at.invocations()) == 1
 
 
 async def test_what_the_container_refuses_fails_with_its_own_words_and_is_not_tried_again(place: Place) -> None:

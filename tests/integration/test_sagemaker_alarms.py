@@ -152,7 +152,9 @@ async def test_a_result_that_s3_denies_is_an_error_that_says_what_to_grant(scene
     denied = [entry for entry in logs if entry["event"] == "result_denied"]
     assert code == "AccessDenied"
     assert denied and f"s3:ListBucket on {scene.at.bucket}" in denied[0]["fix"]
-    assert "pointsman_sagemaker_denied_total 0.0" not in generate_latest(scene.registry).decode()
+    shown = generate_latest(scene.registry).decode()
+    assert 'pointsman_sagemaker_denied_total{deployment="small"}' in shown
+    assert 'pointsman_sagemaker_denied_total{deployment="small"} 0.0' not in shown
 
 
 async def test_an_endpoint_without_a_place_for_failures_is_an_error_at_its_first_call(

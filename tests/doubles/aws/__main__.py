@@ -51,7 +51,7 @@ class _App:
         if self.videos.takes(environ):
             return self.videos(environ, start_response)
         if not path.startswith(CONTROL):
-            return self._without_list(environ, start_response)
+            return self._of_s3(environ, start_response)
         length = min(int(environ.get("CONTENT_LENGTH") or 0), LARGEST_CONTROL)
         given = json.loads(environ["wsgi.input"].read(length) or b"null")
         try:
@@ -71,10 +71,12 @@ class _App:
         start_response(status, [("content-type", "application/json"), ("content-length", str(len(body)))])
         return [body]
 
-    def _without_list(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+    def _of_s3(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         """Who may not list a bucket is told 403 of a key that is not there (S3's reference of GetObject)."""
-        bucket = environ["PATH_INFO"].split("/")[1]
-        if self.double is None or environ["REQUEST_METHOD"] not in ("GET", "HEAD") or not self.double.hides(bucket):
+        bucket, method = environ["PATH_INFO"].split("/")[1], environ["REQUEST_METHOD"]
+        hides = self.double is not None and method in ("GET", "HEAD") and self.double.hides(bucket)
+        is_result = method == "GET" and environ["PATH_INFO"].startswith((f"/{bucket}/out/", f"/{bucket}/failures/"))
+        if not hides and not is_result:
             answer: Iterable[bytes] = self._moto(environ, start_response)
             return answer
         said: list[Any] = []
@@ -85,7 +87,9 @@ class _App:
 
         body = b"".join(self._moto(environ, start))
         status, headers = said
-        if status.startswith("404"):
+        if is_result and status.startswith("200") and self.double is not None and self.double.breaks(bucket):
+            body = body[: len(body) // 2]
+        if hides and status.startswith("404"):
             status, headers = "403 Forbidden", [("content-type", "application/xml")]
             body = b"" if environ["REQUEST_METHOD"] == "HEAD" else DENIED
             headers.append(("content-length", str(len(body))))

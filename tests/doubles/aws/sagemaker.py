@@ -28,6 +28,7 @@ Tests set one endpoint with `POST /double/endpoint`: `{"name": ..., "container":
 | `message_with_answer` | the answer lies in the message as well, base64 |
 | `upload_fails`, `download_fails`, `topic_fails` | the role may not write the output, read the input, publish |
 | `hide_missing` | whoever asks for a key that is not there is told 403, as without `s3:ListBucket` |
+| `break_answers` | so many GETs of results are cut off in the middle |
 | `lose_submit_answers` | the share of submits that are taken and answered with a 500 all the same |
 | `names` | how path, extension and name are joined: `joined` by slashes, `appended` without the first, `ending`: \
 as `joined`, with `.out` behind the name; AWS does not say |
@@ -85,6 +86,7 @@ class Knobs:
     download_fails: bool = False
     topic_fails: bool = False
     hide_missing: bool = False
+    break_answers: int = 0
     lose_submit_answers: float = 0.0
     throttle: float = 0.0
     ttl_divisor: float = 1.0  # a TTL of 60 s, the shortest, is over in 60 / this
@@ -187,10 +189,14 @@ class Double:
 
     def hides(self, bucket: str) -> bool:
         """Whether keys that are not there are denied in this bucket."""
-        for each in list(self._endpoints.values()):
-            if each.knobs.hide_missing:
-                config = _async_config(each.knobs.name, REGION)
-                if config["OutputConfig"]["S3OutputPath"].startswith(f"s3://{bucket}/"):
+        return any(_writes_to(bucket, each) for each in list(self._endpoints.values()) if each.knobs.hide_missing)
+
+    def breaks(self, bucket: str) -> bool:
+        """Whether this answer with a result is cut off."""
+        with self._lock:
+            for each in self._endpoints.values():
+                if each.knobs.break_answers > 0 and _writes_to(bucket, each):
+                    each.knobs.break_answers -= 1
                     return True
         return False
 
@@ -395,6 +401,11 @@ def _config(name: str, region: str) -> Any:
     if endpoint is None:
         raise _refused("ValidationError", f"Endpoint {name} of account {ACCOUNT} not found.")
     return control_plane.endpoint_configs[endpoint.endpoint_config_name]
+
+
+def _writes_to(bucket: str, endpoint: Endpoint) -> bool:
+    path: str = _async_config(endpoint.knobs.name, REGION)["OutputConfig"]["S3OutputPath"]
+    return path.startswith(f"s3://{bucket}/")
 
 
 def _async_config(name: str, region: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.aws.sagemaker_payloads import answer, request
+from consumers.aws.sagemaker_payloads import answer, refused, request
 from consumers.backend import Answer, BackendError
 from policies.deployments import PayloadFormat, SageMaker
 from policies.pricing import Basis
@@ -228,3 +228,42 @@ def test_whatever_a_client_asks_it_is_sent_as_json_or_refused(payload: PayloadFo
         assert error.failure is Failure.REJECTED
     else:
         assert isinstance(json.loads(made), dict)
+
+
+VLLM = b'{"error": {"message": "top_k must be positive", "type": "BadRequestError", "param": null, "code": 400}}'
+DJL = b'{"code": 400, "type": "BadRequestException", "message": "Parameter inputs is required."}'
+TGI = b'{"error": "Input validation error: `temperature` must be positive", "error_type": "validation"}'
+LONG = b'{"object": "error", "message": "maximum context length is 8 tokens", "type": "BadRequestError", "code": 400}'
+FULL = b'{"error": "Model is overloaded", "error_type": "overloaded"}'
+BROKEN = b'{"error": {"message": "CUDA error", "type": "InternalServerError", "code": 500}}'
+
+
+@pytest.mark.parametrize(
+    ("body", "failure"),
+    [
+        (VLLM, Failure.REJECTED),
+        (DJL, Failure.REJECTED),
+        (TGI, Failure.REJECTED),
+        (LONG, Failure.TOO_LONG),
+        (FULL, Failure.BACKEND_ERROR),  # it may be asked again
+        (BROKEN, Failure.BACKEND_ERROR),
+        (b"", Failure.BACKEND_ERROR),
+        (b"Traceback: error 400", Failure.BACKEND_ERROR),
+        (b"Received client error (422) from primary with message ...", Failure.REJECTED),
+        (b"[" * 50_000, Failure.BACKEND_ERROR),
+    ],
+)
+def test_a_containers_own_error_says_whether_it_would_say_the_same_again(body: bytes, failure: Failure) -> None:
+    assert refused(body, "") is failure
+
+
+@pytest.mark.parametrize(
+    ("status", "failure"),
+    [(400, Failure.REJECTED), (413, Failure.REJECTED), (422, Failure.REJECTED), (500, Failure.BACKEND_ERROR)],
+)
+def test_what_the_service_says_of_an_error_stands_before_its_body(status: int, failure: Failure) -> None:
+    said = f"ClientError: Received server error ({status}) from model. See the SageMaker Endpoint logs"
+
+    assert refused(b"not JSON", said) is failure
+    assert refused(VLLM, "ClientError: Received server error (503) from model.") is Failure.BACKEND_ERROR
+    assert refused(LONG, said) is (Failure.TOO_LONG if status in (400, 413, 422) else failure)
