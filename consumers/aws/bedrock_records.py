@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
 
+from consumers.aws import bedrock_media
 from consumers.aws.bedrock_events import MALFORMED, used
 from consumers.aws.bedrock_request import HINTS, OURS
 from consumers.backend import Answer, BackendError
@@ -75,7 +76,12 @@ def model_input(job: Job, deployment: Deployment) -> Object:
     others = [name for name in asked if name not in CARRIED and asked[name] not in (None, False)]
     if others or not is_one or deployment.effort or (deployment.bedrock is not None and deployment.bedrock.guardrail):
         raise NotCarriedError("it asks for more than messages and how to sample")
-    system, messages = _conversation(asked.get("messages"))
+    given = asked.get("messages")
+    try:
+        bedrock_media.check(given if isinstance(given, list) else [])
+    except BackendError as error:
+        raise NotCarriedError(error.detail) from error
+    system, messages = _conversation(given)
     sampling: Object = {"maxTokens": most_output(asked, deployment.max_output)}
     for name, theirs in (("temperature", "temperature"), ("top_p", "topP")):
         value = asked.get(name)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from consumers.aws import bedrock_media
 from consumers.backend import BackendError
 from consumers.upstream import choices, most_output, parsed, wants_usage
 from policies.deployments import Bedrock, Deployment
@@ -87,6 +88,7 @@ def chat(job: Job, deployment: Deployment, place: Bedrock, *, attempt: int) -> A
     if not isinstance(messages, list) or not messages:
         raise _refused("messages", "messages must be a list with at least one message")
     _refuse_addresses(messages)
+    bedrock_media.check(messages)
     if deployment.effort:
         sent.setdefault("reasoning_effort", deployment.effort)
     if not sent.get("tools"):
@@ -184,23 +186,8 @@ def _metadata(job: Job, attempt: int) -> dict[str, str]:
 def _refuse_addresses(messages: list[object]) -> None:
     """litellm would fetch what a message names, from wherever: only what came along is taken."""
     for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else []:
-            for address in _addresses(part):
-                if FETCHED.match(address):
-                    raise _refused("messages", "images and files must come along as data: URLs to models of Bedrock")
-
-
-def _addresses(part: object) -> list[str]:
-    if not isinstance(part, dict):
-        return []
-    found: list[object] = []
-    for value in part.values():
-        if isinstance(value, dict):
-            found += [value.get(name) for name in ("url", "file_id", "file_data", "file_url")]
-        elif isinstance(value, str) and part.get("type") not in ("text", "input_text"):
-            found.append(value)
-    return [text for text in found if isinstance(text, str)]
+        if any(FETCHED.match(address) for address in bedrock_media.addresses(message)):
+            raise _refused("messages", "images and files must come along as data: URLs to models of Bedrock")
 
 
 def _refused(param: str, detail: str) -> BackendError:
