@@ -470,7 +470,7 @@ async def open_backend(
                 places=Places(scripts, hold_s=settings.worker.lease_s * 2),
                 deployments=ours,
                 meters=meters,
-                bills=MachineBills(scripts, partial(_append_bill, core), meters),
+                bills=MachineBills(scripts, partial(_append_bill, core), meters, waits=partial(_is_lost, core)),
             ) as backend:
                 yield backend
         case "echo":
@@ -534,6 +534,10 @@ async def _shipping(core: Core, live: "Backend | None", theirs: Mapping[str, Dep
         yield backend
 
 
+def _is_lost(core: Core) -> bool:
+    return core.epoch.fault is not None
+
+
 async def _append_bill(core: Core, id: str, record: str) -> None:
     await core.log.append(topics.CHARGES, Record(record.encode(), {"version": "1", "id": id}))
     await MachineShares(core.scripts).add(record)
@@ -548,7 +552,7 @@ def _instances(core: Core, registry: CollectorRegistry) -> "dict[str, Instances]
     from consumers.gpu.places import Places
 
     scripts = Scripts(core.redis)
-    bills = MachineBills(scripts, partial(_append_bill, core), FleetMeters(registry))
+    bills = MachineBills(scripts, partial(_append_bill, core), FleetMeters(registry), waits=partial(_is_lost, core))
     found = {}
     for name, deployment in core.deployments.items():
         place = deployment.sagemaker
@@ -661,7 +665,8 @@ async def open_webhook_sender(core: Core, registry: CollectorRegistry) -> AsyncG
 
 def rebuild(core: Core) -> Rebuild:
     """Makes a lost board anew."""
-    return Rebuild(core.log, core.board, core.quotas, Scopes(core.tenants, core.deployments), core.keyring)
+    scopes = Scopes(core.tenants, core.deployments)
+    return Rebuild(core.log, core.board, core.quotas, scopes, core.keyring, core.scripts)
 
 
 def rebuilder(core: Core) -> "Rebuilder":

@@ -9,6 +9,7 @@ from ulid import ULID
 
 from policies.pricing import picodollars
 from policies.quota import Quotas, Scopes
+from policies.scripts import Scripts
 from policies.used import Used
 from router import ledger, topics
 from router.board import Board
@@ -16,8 +17,9 @@ from router.costs import DAYS_KEPT
 from router.keyring import Keyring
 from router.ledger import Charged
 from router.log import Log
+from router.machine_sums import MachineSums, billed
 
-REMEMBERED = 200_000  # attempts, by which one that is on the ledger twice is known; repeats come soon after
+REMEMBERED = 200_000  # attempts and bills, by which one that is on the ledger twice is known; repeats come soon after
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class Rebuild:
     quotas: Quotas
     scopes: Scopes
     keyring: Keyring
+    scripts: Scripts
 
     async def __call__(self, *, progress: Callable[[Rebuilt], None] = lambda _: None) -> Rebuilt:
         """Read `keys.changes`, `jobs.events` and `ledger.charges` from their start, then begin a new epoch.
@@ -60,12 +63,14 @@ class Rebuild:
                 done.attempts += 1
                 done.recounted += await self._count(attempt, delivery.record.value.decode(), sums)
                 progress(done)
+            elif (bill := billed(delivery.record)) is not None and not sums.is_repeat(bill.id):
+                sums.machines.add(bill)
         await self._write(sums)
         await self.board.begin_epoch(str(ULID()), only_first=False)
         return done
 
     async def _count(self, attempt: Charged, text: str, sums: "_Sums") -> bool:
-        if sums.is_repeat(attempt):
+        if sums.is_repeat(f"{attempt.job_id}.{attempt.number}"):
             return False
         of_tenant = self.scopes.of_tenant(attempt.tenant, deployment=attempt.deployment, key=attempt.key)
         for scope in (of_tenant, self.scopes.of_deployment(attempt.deployment)):
@@ -84,6 +89,7 @@ class Rebuild:
             left = timedelta(days=DAYS_KEPT) - (_day(used.now) - day)
             if left > timedelta(0):
                 await self.board.recount_day(tenant, day, rows, kept_s=left.total_seconds())
+        await sums.machines.restore(self.scripts, now=used.now)
 
 
 @dataclass(slots=True)
@@ -97,14 +103,14 @@ class _Sums:
     tombstone_s: float
     used: Used = field(init=False)
     days: dict[tuple[str, date], dict[str, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
-    _seen: OrderedDict[tuple[str, int], None] = field(default_factory=OrderedDict)
+    machines: MachineSums = field(default_factory=MachineSums)
+    _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         self.used = Used(self.now)
 
-    def is_repeat(self, attempt: Charged) -> bool:
+    def is_repeat(self, name: str) -> bool:
         """Whether it was read before."""
-        name = attempt.job_id, attempt.number
         if name in self._seen:
             return True
         self._seen[name] = None

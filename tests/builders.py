@@ -222,7 +222,7 @@ class Bench:
     def rebuild(self) -> Rebuild:
         """Makes the board anew."""
         scopes = Scopes(self.tenants, self.deployments)
-        return Rebuild(self.log, self.board, self.quotas, scopes, self.keyring)
+        return Rebuild(self.log, self.board, self.quotas, scopes, self.keyring, self.scripts)
 
     def attempt(self, backend: Backend | None = None, **fields: Any) -> Attempt:
         """What a worker process runs deliveries with; each has a channel of its own."""

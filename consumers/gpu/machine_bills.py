@@ -1,9 +1,8 @@
 """Writes the bills of replicas' machines: each span of time once, split over the calls that ran there."""
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import cast
 
@@ -12,6 +11,7 @@ from policies.machine_time import Bill, Idle, Phase, Ran, split
 from policies.quota import deployment_slot
 from policies.scripts import Script, Scripts, Value
 from router.ledger import plain
+from router.machine_sums import counters, day_of
 
 MOST_CALLS = 4000  # that have ended, in one bill: it has to fit in a record
 LEAST_MS = 1000
@@ -43,7 +43,16 @@ class MachineBills:
     A bill is on the board before it is on the ledger, and there until `append` has returned.
     """
 
-    def __init__(self, scripts: Scripts, append: Append, meters: FleetMeters | None = None) -> None:
+    def __init__(
+        self,
+        scripts: Scripts,
+        append: Append,
+        meters: FleetMeters | None = None,
+        *,
+        waits: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """While it `waits` nothing is billed: the board is lost, and made anew from the ledger."""
+        self._waits = waits
         self._scripts = scripts
         self._append = append
         self._meters = meters
@@ -60,6 +69,8 @@ class MachineBills:
         With `lag_s` calls are known to have run only once they are over, and for no longer than that. So the bill stops
         where the first of those began that are there, at most `lag_s` ago.
         """
+        if self._waits():
+            return None
         used = _read(await self._run(self._used, deployment, replica, MOST_CALLS), lag_s)
         if used is None or used.until - used.since < LEAST_MS:
             return None
@@ -73,6 +84,7 @@ class MachineBills:
             machines=used.machines,
         )
         id = f"machine:{deployment}:{replica}:{used.since}"
+        record = _record(id, deployment, replica, usd_per_hour, used, bill)
         over = sum(at <= used.until for at, _ in used.phases) - 1  # the last of them still holds
         closed = await self._run(
             self._bill,
@@ -83,12 +95,12 @@ class MachineBills:
             bill.carry,
             used.ended,
             max(0, over),
-            datetime.fromtimestamp(used.until / 1000, UTC).date().isoformat(),
+            day_of(used.until).isoformat(),
             id,
-            _record(id, deployment, replica, usd_per_hour, used, bill),
+            json.dumps(record, separators=(",", ":")),
             len(used.kept),
             *used.kept,
-            *_counters(replica, used, bill),
+            *(each for counter in counters(record).items() for each in counter),
         )
         if not closed:
             return None
@@ -156,7 +168,7 @@ def _phases(lines: Sequence[bytes]) -> tuple[list[tuple[int, Phase]], list[tuple
     return phases, machines
 
 
-def _record(id: str, deployment: str, replica: str, rate: Decimal, used: _Used, bill: Bill) -> str:
+def _record(id: str, deployment: str, replica: str, rate: Decimal, used: _Used, bill: Bill) -> Mapping[str, object]:
     shares = [
         {
             **_call(call, used),
@@ -165,45 +177,28 @@ def _record(id: str, deployment: str, replica: str, rate: Decimal, used: _Used, 
         }
         for call, share in bill.shares.items()
     ]
-    return json.dumps(
-        {
-            "type": "machine",
-            "id": id,
-            "deployment": deployment,
-            "replica": replica,
-            "from_ms": used.since,
-            "to_ms": used.until,
-            "usd_per_hour": plain(rate),
-            "up_s": bill.up_ms / 1000,
-            "busy_s": bill.busy_ms / 1000,
-            "usd": _dollars(bill.total),
-            "busy_usd": _dollars(bill.busy),
-            "idle_usd": {cause: _dollars(usd) for cause, usd in bill.idle.items()},
-            **({"woken_by": _call(used.waker, used)} if used.waker and bill.idle[Idle.WARM_UP] else {}),
-            "shares": shares,
-        },
-        separators=(",", ":"),
-    )
+    return {
+        "type": "machine",
+        "id": id,
+        "deployment": deployment,
+        "replica": replica,
+        "from_ms": used.since,
+        "to_ms": used.until,
+        "usd_per_hour": plain(rate),
+        "up_s": bill.up_ms / 1000,
+        "busy_s": bill.busy_ms / 1000,
+        "tokens": used.tokens,
+        "usd": _dollars(bill.total),
+        "busy_usd": _dollars(bill.busy),
+        "idle_usd": {cause: _dollars(usd) for cause, usd in bill.idle.items()},
+        **({"woken_by": _call(used.waker, used)} if used.waker and bill.idle[Idle.WARM_UP] else {}),
+        "shares": shares,
+    }
 
 
 def _call(call: str, used: _Used) -> dict[str, str | int]:
     job, _, attempt = call.rpartition(".")
     return {"job": job, "attempt": int(attempt), "tenant": used.tenants[call]}
-
-
-def _counters(replica: str, used: _Used, bill: Bill) -> list[Value]:
-    counted: dict[str, int] = {
-        f"{replica}|usd": bill.total,
-        f"{replica}|busy": bill.busy,
-        f"{replica}|up_ms": bill.up_ms,
-        f"{replica}|busy_ms": bill.busy_ms,
-        f"{replica}|tokens": used.tokens,
-        **{f"{replica}|{cause}": usd for cause, usd in bill.idle.items()},
-    }
-    for call, share in bill.shares.items():
-        name = f"|tenant|{used.tenants[call]}"
-        counted[name] = counted.get(name, 0) + share
-    return [value for name, amount in counted.items() if amount for value in (name, amount)]
 
 
 def _dollars(picodollars: int) -> str:
