@@ -95,7 +95,7 @@ async def test_a_board_that_was_set_back_does_not_bill_a_span_again(redis: "Redi
         fleet = Fleet(bench)
         await fleet.ran("job-a.1")
         names = ["{b:small}:" + name for name in ("billed", f"phases:{GPU}")]
-        older = [await redis.dump(name) for name in names]
+        older = [await redis.dump(name) or b"" for name in names]
         await fleet.ran("job-b.1")
         for name, state in zip(names, older, strict=True):
             await redis.restore(name, 0, state, replace=True)
