@@ -73,6 +73,7 @@ def routes(services: Services) -> list[Route]:
         _route("POST", "/v1/audio/speech", Whole(services, "/v1/audio/speech").create),
         _route("POST", "/v1/audio/transcriptions", Whole(services, "/v1/audio/transcriptions", read_form).create),
         _route("POST", "/v1/videos", videos.create),
+        _route("GET", "/v1/videos", videos.page),
         _route("GET", "/v1/videos/{id}", videos.retrieve),
         _route("GET", "/v1/videos/{id}/content", videos.content),
         _route("DELETE", "/v1/videos/{id}", videos.delete),

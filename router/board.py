@@ -18,6 +18,7 @@ from router.job import JSON, Job, JobState, Payload, Queue, Stay
 
 EPOCH = "board:epoch"
 CLOSED_LETTERS = "board:closed-letters"
+KINDS: Mapping[str, str] = {"/v1/videos": "videos"}  # endpoints whose jobs have a list of their own as well
 READ_OUT_S = 60.0  # how long the pieces of a stream that has ended are there for whoever still reads them,
 REPLAYED_S = 600.0  # or may come back for them
 LETTERS_KEPT_MS = 40 * 86_400_000  # since the last one was closed; longer than the topic keeps them
@@ -517,11 +518,22 @@ class Board:
         pairs, result = cast("tuple[list[bytes], bytes | None]", answer)
         return _view(tenant, job_id, pairs, result)
 
-    async def page(self, tenant: str, *, states: Sequence[JobState], limit: int, after: str) -> list[JobView]:
-        """Jobs, newest first, after that id ("" is the start), in one of these states (none given: any). No results."""
-        rows = cast(
-            "list[tuple[bytes, list[bytes]]]", await self._run(self._page, tenant, after, limit, ",".join(states))
-        )
+    async def page(
+        self,
+        tenant: str,
+        *,
+        states: Sequence[JobState],
+        limit: int,
+        after: str,
+        kind: str = "",
+        is_oldest_first: bool = False,
+    ) -> list[JobView]:
+        """Jobs, newest first, after that id ("" is the start), in one of these states (none given: any). No results.
+
+        Of one `kind` (one of `KINDS`) or of all.
+        """
+        asked = after, limit, ",".join(states), kind, "asc" if is_oldest_first else "desc"
+        rows = cast("list[tuple[bytes, list[bytes]]]", await self._run(self._page, tenant, *asked))
         return [_view(tenant, job_id.decode(), pairs, None) for job_id, pairs in rows]
 
     async def delete(self, tenant: str, job_id: str) -> JobState | None:
@@ -678,6 +690,7 @@ def _name(job: Job) -> str:
 def _fields(job: Job, headers: Mapping[str, str] | None = None) -> list[Value]:
     about = compact.text(headers) if headers else envelope.about(job)
     fields: list[Value] = ["about", about, "result_ttl", int(job.result_ttl_s * 1000)]
+    fields += ["kind", KINDS[job.endpoint]] if job.endpoint in KINDS else []
     return [*fields, "batch", job.line.batch] if job.line else fields
 
 

@@ -37,7 +37,7 @@ redis.call('HSET', KEYS[1], unpack(fields))
 if batch then redis.call('SADD', batch .. ':open', id) end
 redis.call('ZADD', P .. 'unfinished', whole(expires), id)
 redis.call('ZADD', P .. 'unpublished', whole(now), id)
-redis.call('ZADD', P .. 'jobs', 0, id)
+list(KEYS[1], id)
 if ARGV[12] ~= '' then redis.call('ZREM', P .. 'quota:unclaimed', ARGV[12]) end
 if ARGV[10] ~= '' then redis.call('ZADD', P .. 'objects', whole(expires + tonumber(ARGV[11])), ARGV[10]) end
 if idem ~= '' then redis.call('SET', P .. 'idem:' .. idem, id .. ' ' .. hash, 'PX', ARGV[6]) end

@@ -14,7 +14,7 @@ if not state then
   for i = 6, #ARGV do fields[#fields + 1] = ARGV[i] end
   redis.call('HSET', job, unpack(fields))
   redis.call('PERSIST', job) -- a rebuild may have left its charges here
-  redis.call('ZADD', P .. 'jobs', 0, id)
+  list(job, id)
   h[5] = redis.call('HGET', job, 'expires')
   redis.call('ZADD', P .. 'unfinished', h[5], id)
   local waits = redis.call('HMGET', job, 'class', 'queue', 'batch')

@@ -4,6 +4,6 @@ if not h[1] or (h[2] and tonumber(h[2]) <= now_ms()) then return false end
 if TERMINAL[h[1]] then
   redis.call('HSET', KEYS[1], 'gone', '0')
   redis.call('DEL', P .. 'result:' .. ARGV[2], P .. 'chunks:' .. ARGV[2], P .. 'input:' .. ARGV[2])
-  redis.call('ZREM', P .. 'jobs', ARGV[2])
+  unlist(KEYS[1], ARGV[2])
 end
 return h[1]

@@ -132,6 +132,19 @@ local function charge(job, id, c, now)
   end
 end
 
+-- The tenant's list of jobs, and the one of their kind, where that has one: members of score 0, whose ids are in order.
+local function list(job, id)
+  redis.call('ZADD', P .. 'jobs', 0, id)
+  local kind = redis.call('HGET', job, 'kind')
+  if kind then redis.call('ZADD', P .. 'jobs:' .. kind, 0, id) end
+end
+
+local function unlist(job, id)
+  redis.call('ZREM', P .. 'jobs', id)
+  local kind = redis.call('HGET', job, 'kind')
+  if kind then redis.call('ZREM', P .. 'jobs:' .. kind, id) end
+end
+
 -- It no longer counts among the tenant's unfinished jobs, nor among those of its class.
 local function uncount(job, id)
   redis.call('ZREM', P .. 'unfinished', id)

@@ -8,5 +8,5 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 uncount(KEYS[1], ARGV[2])
 local batch = redis.call('HGET', KEYS[1], 'batch')
 if batch then redis.call('SREM', P .. 'batch:' .. batch .. ':open', ARGV[2]) end
-redis.call('ZREM', P .. 'jobs', ARGV[2])
+unlist(KEYS[1], ARGV[2])
 return 'rejected'

@@ -11,5 +11,5 @@ redis.call('HDEL', job, 'late', 'error', 'finished', 'gone', 'usage', 'not_befor
 redis.call('HSET', job, 'about', ARGV[5])
 redis.call('PERSIST', job)
 redis.call('ZADD', P .. 'unfinished', ARGV[4], id)
-redis.call('ZADD', P .. 'jobs', 0, id)
+list(job, id)
 return 'queued'

@@ -10,13 +10,15 @@ if redis.call('ZCARD', P .. 'running') > 0 then
   if at and now - tonumber(at) > 5000 then redis.call('HSET', stamp, 'grace', whole(now + tonumber(ARGV[5]))) end
   redis.call('HSET', stamp, 'at', whole(now))
 end
--- The list of jobs forgets the oldest ones once they are gone.
-for _ = 1, tonumber(ARGV[4]) do
-  local id = redis.call('ZRANGE', P .. 'jobs', 0, 0)[1]
-  if not id then break end
-  local h = redis.call('HMGET', P .. 'job:' .. id, 'state', 'gone')
-  if h[1] and not (h[2] and tonumber(h[2]) <= now) then break end
-  redis.call('ZREM', P .. 'jobs', id)
+-- The lists of jobs forget the oldest ones once they are gone.
+for _, name in ipairs({'jobs', 'jobs:videos'}) do
+  for _ = 1, tonumber(ARGV[4]) do
+    local id = redis.call('ZRANGE', P .. name, 0, 0)[1]
+    if not id then break end
+    local h = redis.call('HMGET', P .. 'job:' .. id, 'state', 'gone')
+    if h[1] and not (h[2] and tonumber(h[2]) <= now) then break end
+    redis.call('ZREM', P .. name, id)
+  end
 end
 -- Those that somebody runs, that a collector looks after, or whose owner died in a call a moment ago, are not for the sweeper (who gets the record is
 -- to charge that call), and must not be in the way of the others.

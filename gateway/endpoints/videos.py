@@ -1,4 +1,4 @@
-"""Videos: asked for, looked at, fetched. A video is a job that nobody waits for, in OpenAI's form."""
+"""Videos: asked for, listed, looked at, fetched. A video is a job that nobody waits for, in OpenAI's form."""
 
 from collections.abc import Mapping
 
@@ -7,14 +7,17 @@ from starlette.responses import Response
 
 from gateway import body, query, render
 from gateway.errors import NotThereYetError
+from gateway.fields import invalid
 from gateway.services import Services
 from gateway.taking import Taking
 from gateway.upload import read_fields
-from router.board import JobView
+from router.board import KINDS, JobView
 from router.compact import encode
 from router.job import JobState
+from router.payloads import PayloadLostError
 
 ENDPOINT = "/v1/videos"
+PAGE, LARGEST_PAGE = 20, 100
 STATUS: Mapping[str, str] = {"cancelled": "failed", "expired": "failed"}  # OpenAI has no other ends of a video
 
 
@@ -31,6 +34,20 @@ class VideosApi:
         if taken.asked.is_async:
             return self._taking.left(taken)
         return await self._shown(taken.view)
+
+    async def page(self, request: Request) -> Response:
+        """A page, the newest first unless the oldest are asked for."""
+        holder = await self._taking.holder(request)
+        limit = query.whole(request, "limit", PAGE, least=1, most=LARGEST_PAGE)
+        order = query.choice(request, "order", "desc", ("asc", "desc"))
+        after = request.query_params.get("after", "")
+        if after and (after := render.job_id(after) or "") == "":
+            raise invalid("after", "expected a video's id")
+        views = await self._services.board.page(
+            holder.tenant, states=(), limit=limit + 1, after=after, kind=KINDS[ENDPOINT], is_oldest_first=order == "asc"
+        )
+        shown = [video(view, await self._asked(view)) for view in views[:limit]]
+        return Response(encode(render.list_of(shown, has_more=len(views) > limit)), media_type=render.JSON)
 
     async def retrieve(self, request: Request) -> Response:
         """The video as it is now."""
@@ -53,8 +70,14 @@ class VideosApi:
 
     async def _shown(self, view: JobView) -> Response:
         headers = {} if view.state.is_terminal else render.POLL_LATER
-        shown = video(view, body.parse(await self._services.delivery.asked(view)))
-        return Response(encode(shown), headers=headers, media_type=render.JSON)
+        return Response(encode(video(view, await self._asked(view))), headers=headers, media_type=render.JSON)
+
+    async def _asked(self, view: JobView) -> Mapping[str, object]:
+        """Nothing where it is gone: what is known of the video is shown all the same."""
+        try:
+            return body.parse(await self._services.delivery.asked(view))
+        except PayloadLostError:
+            return {}
 
 
 def video(view: JobView, asked: Mapping[str, object]) -> dict[str, object]:

@@ -40,7 +40,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pointsman, Pr
             "price": MODEL,
             "bedrock": {"region": REGION, "aws_url": aws, "videos": "s3://films/ours"},
         }
-        settings = {"deployments": {"reel": deployment}, "tenants": {"default": {}}}
+        echo = {"backend": "echo", "model": "echo", "tier": "light"}
+        settings = {"deployments": {"reel": deployment, "echo": echo}, "tenants": {"default": {}}}
         with pointsman(folder, settings, POINTSMAN_WORKER__LEASE_S="2", **CREDENTIALS) as ours:
             [port] = free_ports(1)
             yield ours, asyncio.run(ours.up(port).ready()), aws
@@ -81,6 +82,23 @@ async def test_the_sdk_makes_looks_at_fetches_and_deletes_a_video_whose_collecto
     assert Decimal(job["pointsman"]["usd"]) == 12 * Decimal("0.08")
     assert [(each["starts"], each["status"]) for each in _calls(aws)] == [(1, "Completed")]
     assert deleted.deleted
+
+
+async def test_the_sdk_lists_videos_page_by_page_from_either_end(up: tuple[Pointsman, Process, str]) -> None:
+    ours, process, aws = up
+    controlled(aws, "videos/model", {"model": MODEL, "hold": False})
+    async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0) as sdk:
+        made = [(await sdk.videos.create(model="reel", prompt=f"Cat {n}", seconds="6")).id for n in range(3)]
+        await sdk.chat.completions.create(model="echo", messages=[{"role": "user", "content": "Hello"}])
+        newest = [video async for video in sdk.videos.list(limit=2)]
+        oldest = [video.id async for video in sdk.videos.list(limit=2, order="asc")]
+        with pytest.raises(openai.BadRequestError) as after:
+            await sdk.videos.list(after="no such id")
+
+    assert [video.id for video in newest[:3]] == made[::-1]
+    assert [video.prompt for video in newest[:3]] == ["Cat 2", "Cat 1", "Cat 0"]
+    assert oldest == [video.id for video in newest][::-1]
+    assert after.value.param == "after"
 
 
 async def test_what_no_model_can_make_is_refused_at_once_or_said_on_the_video(

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
+from ulid import ULID
 
 from policies.deployments import Limits
 from policies.pricing import Meter, Price, Usage
@@ -766,6 +767,32 @@ async def test_jobs_are_listed_newest_first_page_by_page(board: Board) -> None:
 
     assert [view.job.id for view in (*first, *second)] == [job.id for job in jobs]
     assert [view.job.id for view in cancelled] == [jobs[2].id]
+
+
+async def test_videos_are_listed_by_themselves_however_many_other_jobs_there_are_and_from_either_end(
+    board: Board, redis: "Redis"
+) -> None:
+    async def ids(**asked: Any) -> list[str]:
+        views = await board.page("acme", states=[], limit=asked.pop("limit", 10), kind="videos", **asked)
+        return [view.job.id for view in views]
+
+    films = sorted([(await accepted(board, a_job(endpoint="/v1/videos"))).id for _ in range(4)])
+    await redis.zadd("{t:acme}:jobs", {str(ULID()): 0 for _ in range(3000)})  # more than a page looks at
+    refused, ghost = a_job(endpoint="/v1/videos"), a_job(endpoint="/v1/videos")
+    await accept(board, refused)
+    await board.reject("acme", refused.id)
+
+    assert await ids(after="") == films[::-1]
+    assert await ids(after="", limit=2, is_oldest_first=True) == films[:2]
+    assert await ids(after=films[1], is_oldest_first=True) == films[2:]
+    assert await ids(after=films[1]) == films[:1]
+
+    await board.claim(ghost, ANN, lease_s=LEASE_S)  # its board was lost since it was accepted
+    job = await started(board, endpoint="/v1/videos")
+    await board.finish(job, ANN, a_conclusion(job))
+    assert set(await ids(after="")) == {*films, ghost.id, job.id}
+    await board.delete("acme", job.id)
+    assert set(await ids(after="")) == {*films, ghost.id}
 
 
 async def test_pieces_of_a_stream_are_read_in_order_from_a_cursor(board: Board) -> None:

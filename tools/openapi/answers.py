@@ -270,6 +270,7 @@ SCHEMAS = {
     "FilePage": _page("File"),
     "DeletedFile": _deleted("file", render.FILE),
     "Batch": BATCH,
+    "VideoPage": _page("Video"),
     "BatchPage": _page("Batch"),
     "ChatEvent": CHAT_EVENT,
     "ResponseEvent": RESPONSE_EVENT,

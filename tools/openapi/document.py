@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway import query, render
 from gateway.asked import LONGEST_KEY
-from gateway.endpoints import batches, files, jobs, responses
+from gateway.endpoints import batches, files, jobs, responses, videos
 from gateway.parsers import PARSERS
 from router.files import Purpose
 from tools.openapi import answers, requests
@@ -104,7 +104,15 @@ def _paths() -> dict[str, dict[str, Operation]]:
                 "A video, as it is queued: nobody waits for it.",
                 _json("VideoRequest") | {FORM: {"schema": ref("VideoRequest")}},
                 _ok(_json("Video")),
-            )
+            ),
+            "get": _operation(
+                "listVideos",
+                "Videos, the newest first.",
+                {"200": _ok(_json("VideoPage"))},
+                _limit(videos.LARGEST_PAGE, videos.PAGE),
+                ORDER,
+                _after(JOB_ID),
+            ),
         },
         "/v1/videos/{id}": {
             "get": _reads("getVideo", "The video as it is now.", JOB_ID, _ok(_json("Video"))),
@@ -252,7 +260,7 @@ OF_RESPONSES = ("getResponse", "cancelResponse", "deleteResponse", "listInputIte
 OF_FILES = ("getFile", "getFileContent", "getFileRoutes", "deleteFile")
 OF_BATCHES = ("getBatch", "cancelBatch", "followBatch")
 
-JOB_ID = {**TEXT, "pattern": f"^(job_|chatcmpl-|resp_)?{ULID}$"}
+JOB_ID = {**TEXT, "pattern": f"^(job_|chatcmpl-|resp_|video_)?{ULID}$"}
 FILE_ID = {**TEXT, "pattern": f"^({render.FILE})?{ULID}$"}
 BATCH_ID = {**TEXT, "pattern": f"^({render.BATCH})?{ULID}$"}
 
