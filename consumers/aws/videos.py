@@ -24,7 +24,7 @@ from consumers.aws.sagemaker_clients import AwsClients, words
 from consumers.backend import Answer, BackendError, Pending, Submitted
 from policies.deployments import Bedrock, Deployment
 from policies.pricing import Usage
-from policies.retries import Failure
+from policies.retries import FINAL, MAY_HAVE_RUN, Failure
 from policies.scripts import BoardUnavailableError
 from router import sounds
 from router.job import Job
@@ -58,7 +58,7 @@ class Videos:
         try:
             return Submitted(await self._start(job, deployment, attempt), self._poll_s)
         except BackendError as error:
-            if error.failure in (Failure.TIMED_OUT, Failure.BACKEND_ERROR):  # it may have been taken
+            if error.failure in MAY_HAVE_RUN:
                 return Submitted(UNSURE, SOON_S)
             raise
 
@@ -108,9 +108,9 @@ class Videos:
         try:
             return await self._start(asked, deployment, attempt)
         except BackendError as error:
-            if error.failure in (Failure.TIMED_OUT, Failure.THROTTLED):
-                raise _not_asked(error) from error
-            raise
+            if error.failure in FINAL:
+                raise
+            raise _not_asked(error) from error  # it may be under way: another attempt would make another video
 
     async def _made(self, job: Job, deployment: Deployment, attempt: int) -> Answer:
         place = _place(deployment)

@@ -17,11 +17,13 @@ from redis.asyncio import Redis
 from consumers.asked_jobs import AskedJobs
 from consumers.aws import videos
 from consumers.aws.backend_shipping import ShippingBackend
+from consumers.backend import Answer, BackendError, SoFar, Submitted
 from consumers.backend_echo import EchoBackend
 from consumers.collector import Collector
 from consumers.retrier import Retrier
 from policies.deployments import Bedrock, Deployment, Modality
 from policies.pricebook import builtin
+from policies.retries import Failure
 from router import sounds, topics
 from router.job import Estimate, Job, JobState
 from router.payloads import body_path
@@ -135,6 +137,23 @@ async def test_an_answer_that_was_lost_makes_no_second_call(place: Place) -> Non
     assert (view.state, view.attempts) == (JobState.COMPLETED, 1)
     assert [(call["token"], call["starts"]) for call in await place.calls()] == [(f"{job.id}-1", 2)]
     assert len(await place.bench.charges()) == 1
+
+
+async def test_answers_that_are_lost_again_and_again_make_no_second_call(place: Place) -> None:
+    await place.turn(lose_answers=3)
+    job = await place.wanted()
+    asked = AskedJobs(place.bench.board, place.bench.payloads)
+    async with ShippingBackend.open(None, place.bench.scripts, asked, place.bench.deployments) as backend:
+        taken = await backend.call(job, place.deployment, attempt=1, on_chunk=None, so_far=SoFar())
+        assert isinstance(taken, Submitted)
+        for _ in range(2):
+            with pytest.raises(BackendError) as caught:
+                await backend.collect(job, place.deployment, taken.reference, attempt=1)
+            assert caught.value.failure is Failure.UNAVAILABLE  # it could not be asked
+        answer = await backend.collect(job, place.deployment, taken.reference, attempt=1)
+
+    assert isinstance(answer, Answer)
+    assert [(call["token"], call["starts"]) for call in await place.calls()] == [(f"{job.id}-1", 4)]
 
 
 async def test_a_worker_that_died_after_it_had_asked_makes_no_second_call(place: Place) -> None:
