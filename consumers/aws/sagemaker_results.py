@@ -20,6 +20,7 @@ from router.job import Job, Stay
 
 LARGEST_FAILURE = 64 * 1024  # bytes of a container's own error
 SHOWN_FAILURE = 4000  # characters of it
+TRIES_OF_LOST = 2  # calls of a job one of which was lost: it may have run, and be paid for
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,8 @@ class Results:
         if age_s > (known.over_after_s if known.is_sure else unsure(waits.longest if waits else None)):
             self.meters.result(deployment.name, Result.LOST)
             usage = Usage(input=job.estimate.input_tokens, basis=Basis.ESTIMATED) if known.is_sure else Usage()
-            raise BackendError(Failure.TIMED_OUT, f"no result after {age_s:.0f} s", code="lost", usage=usage)
+            detail = f"no result after {age_s:.0f} s"
+            raise BackendError(Failure.TIMED_OUT, detail, code="lost", usage=usage, most_tries=TRIES_OF_LOST)
         self.open_calls.note(deployment.name, known.call, known.submitted_at)
         has_messages = bool(place_of(deployment).queue) and known.is_sure
         return Pending(next_look(age_s, has_messages=has_messages))

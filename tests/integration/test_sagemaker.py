@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,12 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from consumers.backend import Answer, BackendError, SoFar, Submitted
+from consumers.aws.sagemaker_notices import CallName
+from consumers.aws.sagemaker_patience import UNSURE_S, over_after
+from consumers.aws.sagemaker_reference import Reference
+from consumers.backend import Answer, BackendError, Pending, SoFar, Submitted
 from policies.deployments import SYNC_BYTES
+from policies.pricing import Basis, Usage
 from policies.retries import Failure
 from router.job import Job, JobState
 from tests.aws import AwsPlace
@@ -163,6 +168,34 @@ async def test_a_refusal_that_no_message_tells_of_is_known_by_the_containers_own
         assert await ended(place, job) == [JobState.FAILED]
 
     assert len(await place.at.invocations()) == 1
+
+
+@pytest.mark.parametrize("is_sure", [True, False])
+async def test_a_call_without_a_result_when_all_its_time_is_over_is_lost_and_made_once_more_at_most(
+    place: Place, is_sure: bool
+) -> None:
+    job = await place.bench.job()
+    age_s = 1 + (over_after(60, 60) if is_sure else UNSURE_S)
+    known = Reference(
+        call=str(CallName.of("acme", job.id, 1)),
+        output_at=f"s3://{place.at.bucket}/out/acme/today/nothing",
+        failure_at="",
+        submitted_at=time.time() - age_s,
+        is_sure=is_sure,
+        extension="acme/today",
+        ttl_s=60,
+        timeout_s=60,
+    )
+    younger = replace(known, submitted_at=known.submitted_at + 20)
+    async with place.backend() as backend:
+        with pytest.raises(BackendError) as caught:
+            await backend.collect(job, place.deployment, str(known), attempt=1)
+        waits = await backend.collect(job, place.deployment, str(younger), attempt=1)
+
+    lost = caught.value
+    assert (lost.failure, lost.code, lost.most_tries) == (Failure.TIMED_OUT, "lost", 2)
+    assert lost.usage == (Usage(job.estimate.input_tokens, basis=Basis.ESTIMATED) if is_sure else Usage())
+    assert isinstance(waits, Pending)
 
 
 async def test_what_the_container_refuses_fails_with_its_own_words_and_is_not_tried_again(place: Place) -> None:
