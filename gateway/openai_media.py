@@ -10,6 +10,7 @@ from gateway.fields import (
     a_choice,
     a_text,
     an_array,
+    an_object,
     flag,
     integer,
     invalid,
@@ -17,7 +18,7 @@ from gateway.fields import (
     required,
     wrong_type,
 )
-from gateway.media import is_sound
+from gateway.media import check_data_url, is_sound
 
 MAX_INPUTS = 2048
 MAX_CHARACTERS = 2_000_000  # of one input of an embedding
@@ -73,7 +74,7 @@ def parse_videos(values: Values, *, prefers_async: bool = False) -> Asked:
     if size is not None and not (type(size) is str and size != "auto" and _SIZE.fullmatch(size)):
         raise invalid("size", "expected WIDTHxHEIGHT in pixels, such as '1280x720'")
     if values.get("input_reference") is not None:
-        raise invalid("input_reference", "a video can be made from a prompt only")
+        _check_reference(an_object(values["input_reference"], "input_reference"))
     return replace(asked, background=True)
 
 
@@ -125,6 +126,17 @@ def parse_transcription(values: Values, *, prefers_async: bool = False) -> Asked
 def _refuse_stream(values: Values) -> None:
     if flag(values, "stream"):
         raise invalid("stream", "this endpoint answers whole; leave it out")
+
+
+def _check_reference(image: Values) -> None:
+    """The image that a video begins with. Nothing is fetched for a client."""
+    path = "input_reference.image_url"
+    if image.get("file_id") is not None:
+        raise invalid("input_reference.file_id", "send the image itself, as a file of the form or a data URL")
+    url = a_text(required(image, "image_url", "input_reference"), path)
+    if not url.startswith("data:"):
+        raise invalid(path, "send the image itself, as a file of the form or a data URL")
+    check_data_url(url, "image/", path)
 
 
 def _check_inputs(given: object) -> None:

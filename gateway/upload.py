@@ -1,12 +1,14 @@
 """A form with a recording as a job's body: read as it streams in, within bounds; the same bytes for the same form."""
 
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 
 from starlette.requests import Request
 
 from gateway.body import InvalidRequestError
 from gateway.fields import Values, invalid, missing
+from gateway.media import media_type_of
 from gateway.multipart import FORM, Form, Part
 from gateway.reading import BODY_TOTAL_S, Held
 from gateway.taking import read_json
@@ -18,6 +20,8 @@ NAME = "[A-Za-z0-9_.-]"  # characters of a name in brackets
 _FIELD = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,63}}(\[{NAME}{{0,64}}\])?")
 _NUMBER = re.compile(r"-?\d{1,20}(\.\d{1,20})?")
 _FLAGS: Mapping[str, bool] = {"true": True, "false": False, "True": True, "False": False}
+IMAGE = "input_reference"  # the one file of a form that is taken as a field
+HEAD = 1024  # bytes that tell what a file is
 FLAGS = ("async", "store", "stream")
 NUMBERS = ("temperature", "deadline_s", "result_ttl_s")
 
@@ -44,20 +48,42 @@ async def read_form(request: Request, held: Held, most: int) -> tuple[bytes, Val
 
 
 async def read_fields(request: Request, held: Held, most: int) -> tuple[bytes, Values]:
-    """JSON, or a form without a file, which is then a body of JSON. Raises what `read_json` and `multipart.Form` do."""
+    """JSON, or a form with at most one file, an image, which is then a body of JSON that has it as a data URL.
+
+    Raises what `read_json` and `multipart.Form` do.
+    """
     if not request.headers.get("content-type", "").lower().startswith(FORM):
         return await read_json(request, held, most)
-    fields = list[tuple[str, str]]()
+    fields, image = list[tuple[str, str]](), dict[str, object]()
     async for part in Form(request, most=most, total_s=BODY_TOTAL_S).parts():
         if not _FIELD.fullmatch(part.name):
             raise InvalidRequestError("The request body has a field whose name cannot be.", code="invalid_form")
-        if part.filename is not None:
+        if part.filename is None:
+            text = _clean(await part.text(), part.name)
+            held.add(len(text))
+            fields.append((part.name, text))
+        elif part.name != IMAGE:
             raise invalid(part.name, "no file is taken here")
-        text = _clean(await part.text(), part.name)
-        held.add(len(text))
-        fields.append((part.name, text))
+        elif image:
+            raise invalid(part.name, "there are two of them")
+        else:
+            image[IMAGE] = {"image_url": await _as_data_url(part, held)}
     values = values_of(fields)
+    if image and IMAGE in values:
+        raise invalid(IMAGE, "it is there twice, in different ways")
+    values |= image
     return encode(values), values
+
+
+async def _as_data_url(part: Part, held: Held) -> str:
+    data = bytearray()
+    async for piece in part.pieces():
+        held.add(5 * len(piece))  # by itself, as base64, and within the body
+        data += piece
+    kind = media_type_of(bytes(data[:HEAD])) or ""
+    if not kind.startswith("image/"):
+        raise invalid(part.name, "it does not begin as an image does")
+    return f"data:{kind};base64,{b64encode(data).decode()}"
 
 
 def values_of(fields: list[tuple[str, str]]) -> dict[str, object]:

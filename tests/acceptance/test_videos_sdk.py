@@ -1,6 +1,7 @@
 """The official SDK's videos against `pointsman up`, whose collector is killed: through a DOUBLE of AWS."""
 
 import asyncio
+import base64
 import time
 from collections.abc import Iterator
 from decimal import Decimal
@@ -84,11 +85,32 @@ async def test_the_sdk_makes_looks_at_fetches_and_deletes_a_video_whose_collecto
     assert deleted.deleted
 
 
+async def test_a_video_begins_with_the_image_that_the_sdk_sends_as_a_file_or_as_a_data_url(
+    up: tuple[Pointsman, Process, str],
+) -> None:
+    ours, process, aws = up
+    controlled(aws, "videos/model", {"model": MODEL, "hold": False})
+    frame = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (1280).to_bytes(4) + (720).to_bytes(4) + b"\0" * 300_000
+    text = base64.b64encode(frame).decode()
+    async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0) as sdk:
+        made: list[Any] = [
+            await sdk.videos.create(model="reel", prompt="A cat", input_reference=("a.png", frame)),
+            await sdk.videos.create(
+                model="reel", prompt="A cat", input_reference={"image_url": f"data:image/png;base64,{text}"}
+            ),
+        ]
+        ended = [await _ended(sdk, video.id) for video in made]
+
+    assert [video.status for video in ended] == ["completed"] * 2
+    sent = [call["input"]["textToVideoParams"] for call in _calls(aws)[-2:]]
+    assert sent == [{"text": "A cat", "images": [{"format": "png", "source": {"bytes": text}}]}] * 2
+
+
 async def test_the_sdk_lists_videos_page_by_page_from_either_end(up: tuple[Pointsman, Process, str]) -> None:
     ours, process, aws = up
     controlled(aws, "videos/model", {"model": MODEL, "hold": False})
     async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0) as sdk:
-        made = [(await sdk.videos.create(model="reel", prompt=f"Cat {n}", seconds="6")).id for n in range(3)]
+        made = [(await sdk.videos.create(model="reel", prompt=f"Cat {n}")).id for n in range(3)]
         await sdk.chat.completions.create(model="echo", messages=[{"role": "user", "content": "Hello"}])
         newest = [video async for video in sdk.videos.list(limit=2)]
         oldest = [video.id async for video in sdk.videos.list(limit=2, order="asc")]
@@ -107,13 +129,18 @@ async def test_what_no_model_can_make_is_refused_at_once_or_said_on_the_video(
     ours, process, _ = up
     async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0) as sdk:
         with pytest.raises(openai.BadRequestError) as file:
-            await sdk.videos.create(model="reel", prompt="A cat", input_reference=("a.png", b"\x89PNG\r\n\x1a\n"))
+            await sdk.videos.create(model="reel", prompt="A cat", input_reference=("a.png", b"not an image"))
+        with pytest.raises(openai.BadRequestError) as link:
+            await sdk.videos.create(
+                model="reel", prompt="A cat", input_reference={"image_url": "http://169.254.169.254/latest"}
+            )
         with pytest.raises(openai.BadRequestError) as length:
             await sdk.videos.create(model="reel", prompt="A cat", seconds="soon")  # type: ignore[arg-type]
         made = await sdk.videos.create(model="reel", prompt="A cat", seconds="8")
         ended = await _ended(sdk, made.id)
 
-    assert (file.value.param, length.value.param) == ("input_reference", "seconds")
+    assert (file.value.param, link.value.param) == ("input_reference", "input_reference.image_url")
+    assert length.value.param == "seconds"
     assert ended.status == "failed"
     assert ended.error is not None and "seconds must be one of 6, 12" in ended.error.message
 

@@ -1,6 +1,7 @@
 """Videos of Bedrock, asked for and collected: through a DOUBLE of its asynchronous calls, which makes empty films."""
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -34,6 +35,11 @@ pytestmark = pytest.mark.usefixtures("aws_credentials")
 
 MODEL = "amazon.nova-reel-v1:1"
 LONG_S = 40.0
+
+
+def a_frame(width: int, height: int, kind: str = "png") -> str:
+    head = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + width.to_bytes(4) + height.to_bytes(4)
+    return f"data:image/{kind};base64,{base64.b64encode(head).decode()}"
 
 
 @dataclass(frozen=True)
@@ -227,6 +233,9 @@ async def test_one_that_is_cancelled_is_paid_for_as_it_is_made_to_its_end(place:
         ({"length": 7}, "seconds must be one of 6, 12"),
         ({"size": "720x1280"}, "size must be 1280x720"),
         ({"prompt": "x" * 513}, "at most 512 characters"),
+        ({"input_reference": {"image_url": a_frame(1280, 720)}, "length": 12}, "seconds must be 6"),
+        ({"input_reference": {"image_url": a_frame(1280, 721)}}, "as large as the video, 1280x720"),
+        ({"input_reference": {"image_url": a_frame(1280, 720, "gif")}}, "PNG or a JPEG"),
     ],
 )
 async def test_what_the_model_cannot_make_is_refused_and_not_asked_for(

@@ -73,6 +73,7 @@ def _either(
 
 
 _URL = a_text(description="A data URL that is what it claims to be, or an https URL of a public host.")
+_IMAGE_URL = a_text(description="A data URL of an image.", pattern="^data:image/")
 _CHAT_TEXTS = [
     an_object({"type": {"const": "text"}, "text": {"type": "string"}}),
     an_object({"type": {"const": "refusal"}, "refusal": {"type": "string"}}),
@@ -268,7 +269,7 @@ VIDEO = an_object(
             an_integer(1, openai_media.MAX_VIDEO_S), {"type": "string", "pattern": "^([1-9][0-9]?|1[01][0-9]|120)$"}
         ),
         "size": {"type": "string", "pattern": "^[1-9][0-9]{1,4}x[1-9][0-9]{1,4}$"},
-        "input_reference": {"type": "null"},
+        "input_reference": an_object({"image_url": _IMAGE_URL}, {"file_id": NOTHING}),
     },
 )
 SPEECH = an_object(

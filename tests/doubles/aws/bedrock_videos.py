@@ -199,6 +199,13 @@ def _wrong_input(asked: dict[str, Any]) -> list[str]:
     text = given.get(name, {}).get("text", "")
     if not 1 <= len(text) <= most:
         return [f"modelInput: text must have 1 to {most} characters"]
+    for image in given.get(name, {}).get("images", []):
+        if (
+            given["taskType"] != "TEXT_VIDEO"
+            or image.get("format") not in ("png", "jpeg")
+            or not image["source"]["bytes"]
+        ):
+            return ["modelInput.images: one PNG or JPEG, for TEXT_VIDEO"]
     if (config.get("fps"), config.get("dimension")) != (24, "1280x720"):
         return ["modelInput.videoGenerationConfig: must have 24 frames of 1280x720"]
     allowed = (6,) if given["taskType"] == "TEXT_VIDEO" else REEL_LENGTHS[1:]
