@@ -371,8 +371,10 @@ def _error(found: Meaning, code: str, message: str, usage: Usage) -> BackendErro
 
 
 def _pressure(error: BackendError) -> Pressure:
+    if error.pause_s is not None:  # all stand still, and begin again as before
+        return Pressure.NONE
     found = BY_CODE.get(error.code)
-    if error.failure is Failure.THROTTLED and error.pause_s is None:
+    if error.failure is Failure.THROTTLED:
         return Pressure.MUCH
     return Pressure.NONE if found is None else found.pressure
 

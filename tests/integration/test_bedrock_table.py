@@ -107,3 +107,4 @@ async def test_a_day_that_is_used_up_stops_the_deployment(bench: Bench, place: P
     place.turn(error="ThrottlingException", error_message="Too many tokens per day, please wait before trying again.")
 
     assert await delivered(bench, place, await bench.job(deadline_s=3600.0)) == 300.0
+    assert place.backend.room("small", 0) is None  # no fewer calls at once, once there is quota again
