@@ -17,6 +17,7 @@ from consumers.tally import Tally
 from policies.scripts import BoardUnavailableError
 from router import envelope, topics
 from router.board import Submission
+from router.epoch import Epoch
 from router.job import Job
 from router.log import Log, LogUnavailableError, Record
 from router.queues import Queues, Told
@@ -32,12 +33,16 @@ OTHERS_S, LOOK_S = 5.0, 0.1  # for whoever else has the job
 
 @dataclass(slots=True)
 class Collector:
-    """Goes round the tenants' jobs that its backend has. Any number may run: what one looks at is leased to it."""
+    """Goes round the tenants' jobs that its backend has. Any number may run: what one looks at is leased to it.
+
+    While the board is lost or was set back it concludes nothing: what is over may not be known there.
+    """
 
     log: Log
     attempt: Attempt
     backend: str
     tenants: Collection[str]
+    epoch: Epoch
     every_s: float = 0.5
     queues: Queues | None = None
     clock: Callable[[], float] = time.monotonic
@@ -46,7 +51,7 @@ class Collector:
         """Collect until `stop`."""
         async with asyncio.TaskGroup() as beside:
             keepers = [beside.create_task(each) for each in (self.attempt.leases.keep(), self.attempt.leases.heed())]
-            keepers.append(beside.create_task(self.attempt.wakeups.follow()))
+            keepers += [beside.create_task(each) for each in (self.attempt.wakeups.follow(), self.epoch.follow())]
             if isinstance(self.attempt.backend, NoticingBackend):
                 keepers.append(beside.create_task(self._heed(self.attempt.backend)))
             if isinstance(self.attempt.backend, WatchedBackend):
@@ -54,7 +59,8 @@ class Collector:
                 keepers.append(beside.create_task(self._tell(self.attempt.backend)))
             while not stop.is_set():
                 try:
-                    await self.round()
+                    if self.epoch.fault is None:
+                        await self.round()
                 except BoardUnavailableError as error:
                     log.warning("collecting_put_off", error=type(error).__name__)
                 try:
@@ -96,6 +102,9 @@ class Collector:
     async def _heed(self, backend: NoticingBackend) -> None:
         """For ever: conclude what the backend says is over, and only then let it know that this was heard."""
         while True:
+            if self.epoch.fault is not None:
+                await asyncio.sleep(LOOK_S)
+                continue
             try:
                 notices = await backend.listen()
             except BackendError as error:

@@ -638,9 +638,8 @@ def collector(core: Core, backend: "Backend", name: str, registry: CollectorRegi
     """Concludes what a backend works on while nobody waits."""
     from consumers.collector import Collector
 
-    return Collector(
-        core.log, attempt(core, backend, registry), name, tuple(core.tenants), queues=Queues(Scripts(core.redis))
-    )
+    queues = Queues(Scripts(core.redis))
+    return Collector(core.log, attempt(core, backend, registry), name, tuple(core.tenants), core.epoch, queues=queues)
 
 
 @asynccontextmanager

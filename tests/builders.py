@@ -23,6 +23,7 @@ from ulid import ULID
 from consumers.attempt import Attempt
 from consumers.backend import Backend
 from consumers.backend_echo import EchoBackend
+from consumers.collector import Collector
 from consumers.meters import WorkerMeters
 from consumers.onward import Onward
 from consumers.tally import Tally
@@ -264,6 +265,11 @@ class Bench:
             meters=WorkerMeters(CollectorRegistry()),
             epoch=Epoch(self.board),
         )
+
+    def collector(self, backend: Backend, name: str = "echo", **fields: Any) -> Collector:
+        """A collector of what the backend of that name has."""
+        attempt = self.attempt(backend)
+        return Collector(self.log, attempt, name, tuple(self.tenants), Epoch(self.board), **{"every_s": 0.05, **fields})
 
     async def job(self, text: str = "Hello there", *, deadline_s: float = 60.0, **fields: Any) -> Job:
         """A job on the board, but not on the log."""

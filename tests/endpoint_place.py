@@ -9,7 +9,6 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from consumers.aws.backend_sagemaker import SageMakerBackend
-from consumers.collector import Collector
 from consumers.retrier import Retrier
 from policies.deployments import Deployment
 from router import topics
@@ -49,7 +48,7 @@ class Place:
             for topic in topics.RETRIES:
                 tasks.create_task(Retrier(bench.log, bench.board, topic).run(stop))
             for _ in range(collectors):
-                collector = Collector(bench.log, bench.attempt(backend), "echo", tuple(bench.tenants), every_s=0.05)
+                collector = bench.collector(backend)
                 tasks.create_task(collector.run(stop))
             try:
                 yield

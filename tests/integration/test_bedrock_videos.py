@@ -20,7 +20,6 @@ from consumers.aws import videos
 from consumers.aws.backend_shipping import ShippingBackend
 from consumers.backend import Answer, BackendError, SoFar, Submitted
 from consumers.backend_echo import EchoBackend
-from consumers.collector import Collector
 from consumers.retrier import Retrier
 from policies.deployments import Bedrock, Deployment, Modality
 from policies.pricebook import builtin
@@ -87,7 +86,7 @@ class Place:
             tasks.create_task(bench.worker(backend).run(stop))
             for topic in topics.RETRIES:
                 tasks.create_task(Retrier(bench.log, bench.board, topic).run(stop))
-            collector = Collector(bench.log, bench.attempt(backend), "echo", tuple(bench.tenants), every_s=0.05)
+            collector = bench.collector(backend)
             tasks.create_task(collector.run(stop))
             try:
                 yield

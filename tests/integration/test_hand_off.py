@@ -11,7 +11,6 @@ import pytest
 from redis.asyncio import Redis
 
 from consumers.backend import Answer, BackendError, Late, Notice, OnChunk, Pending, Returned, SoFar, Submitted
-from consumers.collector import Collector
 from consumers.retrier import GROUP, Retrier
 from consumers.worker import Bounds
 from policies.deployments import Deployment, Limits
@@ -115,7 +114,7 @@ async def running(
         for topic in topics.RETRIES:
             tasks.create_task(Retrier(bench.log, bench.board, topic).run(stop))
         for _ in range(collectors):
-            collector = Collector(bench.log, bench.attempt(backend), "echo", tuple(bench.tenants), every_s=0.02)
+            collector = bench.collector(backend, every_s=0.02)
             tasks.create_task(collector.run(stop))
         try:
             yield
@@ -158,7 +157,7 @@ async def test_what_is_over_before_its_worker_has_handed_it_off_is_concluded_at_
 
 async def test_a_collector_of_another_backend_leaves_it_alone(bench: Bench) -> None:
     backend, stop = TakingBackend(check_in_s=0.2), asyncio.Event()
-    other = Collector(bench.log, bench.attempt(backend), "elsewhere", tuple(bench.tenants), every_s=0.01)
+    other = bench.collector(backend, "elsewhere", every_s=0.01)
     async with running(bench, backend, collectors=0), asyncio.TaskGroup() as tasks:
         job = await bench.queued()
         await taken(bench, backend)
@@ -168,6 +167,40 @@ async def test_a_collector_of_another_backend_leaves_it_alone(bench: Bench) -> N
         stop.set()
 
     assert (state, lease) == (b"running", None)
+
+
+async def test_a_board_that_was_set_back_concludes_nothing_before_it_is_made_anew(bench: Bench) -> None:
+    """At the copy's time it still ran; since then it has failed there, was called again, and is over."""
+    backend = TakingBackend(check_in_s=0.2)
+    job = await bench.queued()
+    async with running(bench, backend):
+        await taken(bench, backend)
+        older = {name: await bench.redis.dump(name) async for name in bench.redis.scan_iter("{t:acme}*")}
+        backend.verdicts[f"{job.id}.1"] = BackendError(Failure.BACKEND_ERROR, "failed")
+        backend.verdicts[f"{job.id}.2"] = DONE
+        await bench.ended(job)
+    epoch = await bench.board.epoch()
+    assert epoch is not None
+    await bench.board.end_epoch(epoch)
+    await bench.redis.delete(*[name async for name in bench.redis.scan_iter("{t:acme}*")])
+    for name, value in older.items():
+        await bench.redis.restore(name, 0, value or b"")
+    charges = await bench.charges()
+
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        collector = bench.collector(backend, every_s=0.02)
+        await collector.epoch.look()
+        tasks.create_task(collector.run(stop))
+        await until(lambda: _is_overdue(bench, job))
+        waits = await bench.state(job)
+        await bench.rebuild()
+        await collector.epoch.look()
+        await until(lambda: _is_forgotten(bench))
+        stop.set()
+
+    assert waits is JobState.RUNNING
+    assert await bench.charges() == charges
 
 
 async def test_a_record_that_comes_again_after_the_hand_off_submits_nothing(bench: Bench) -> None:
@@ -371,6 +404,11 @@ async def _is_overdue(bench: Bench, job: Job) -> bool:
         None
     ]
     return due_at is not None and due_at / 1000 + 0.5 < await bench.board.now()
+
+
+async def _is_forgotten(bench: Bench) -> bool:
+    """Whether no job is with its backend any more."""
+    return not await bench.redis.keys("{t:acme}:submitted*")
 
 
 async def _is_done(bench: Bench, job: Job) -> bool:

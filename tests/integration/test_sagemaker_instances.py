@@ -20,7 +20,6 @@ from consumers.aws.sagemaker_instances import Instances
 from consumers.aws.sagemaker_meters import SageMakerMeters
 from consumers.aws.sagemaker_scaling import COLD_S, COMES_S
 from consumers.backend import Answer, SoFar, Submitted
-from consumers.collector import Collector
 from consumers.gpu.machine_bills import MachineBills
 from consumers.gpu.places import Places
 from gateway.quotes import Quotes
@@ -199,7 +198,7 @@ async def test_a_job_for_an_endpoint_without_an_instance_is_told_how_long_one_ta
 
     job = await bench.queued()
     async with place.backend() as backend, asyncio.TaskGroup() as tasks:
-        collector = Collector(bench.log, bench.attempt(backend), "echo", tuple(bench.tenants), queues=queues)
+        collector = bench.collector(backend, queues=queues)
         tasks.create_task(collector.run(stop))
         tasks.create_task(bench.worker(backend).run(stop))
 

@@ -21,7 +21,6 @@ from consumers.aws.backend_shipping import ShippingBackend
 from consumers.aws.shipments import How, Phase, Shipment, Shipments
 from consumers.backend import NoticingBackend, PlacedBackend, RecoveringBackend
 from consumers.backend_echo import EchoBackend
-from consumers.collector import Collector
 from consumers.retrier import Retrier
 from consumers.worker import Bounds
 from policies.deployments import Bedrock, Deployment, Limits
@@ -107,7 +106,7 @@ class Place:
                 tasks.create_task(Retrier(bench.log, bench.board, topic).run(stop))
             for _ in range(collectors):
                 its_own = await opened.enter_async_context(one())
-                collector = Collector(bench.log, bench.attempt(its_own), "echo", tuple(bench.tenants), every_s=0.05)
+                collector = bench.collector(its_own)
                 tasks.create_task(collector.run(stop))
             try:
                 yield
