@@ -11,6 +11,7 @@ from policies.quota import Quotas, tenant_slot
 from policies.scripts import BoardUnavailableError
 from router import ledger
 from router.board import Attempted, Board
+from router.epoch import Epoch
 from router.job import Job, JobState
 from router.log import LogUnavailableError
 from router.outbox import Outbox, reservation_id
@@ -32,6 +33,7 @@ class Sweeper:
     """
 
     board: Board
+    epoch: Epoch
     outbox: Outbox
     payloads: Payloads
     tenants: Collection[str]
@@ -65,7 +67,13 @@ class Sweeper:
                 continue
 
     async def sweep(self) -> None:
-        """One round, some tenants at a time: none waits for long because another has much to repair."""
+        """One round, some tenants at a time: none waits for long because another has much to repair.
+
+        None on a board that was lost: jobs would end there that have ended otherwise.
+        """
+        await self.epoch.look()
+        if self.epoch.fault is not None:
+            return
         await self.board.beat()
         waiting = iter(self.tenants)
 

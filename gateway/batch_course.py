@@ -9,7 +9,7 @@ import structlog
 from gateway import batch_output
 from gateway.accept import BatchOverError, Desk, QueueFullError
 from gateway.batch_lines import Fault, Input, LineError, Raw, Request, Validator, parse
-from gateway.cancel import cancel
+from gateway.cancel import Cancel
 from gateway.delivery import Delivery
 from gateway.errors import as_api_error
 from gateway.fields import invalid
@@ -54,6 +54,7 @@ class Tools:
     board: Board
     desk: Desk
     outbox: Outbox
+    cancel: Cancel
     payloads: Payloads
     delivery: Delivery
     tenants: Mapping[str, Tenant]
@@ -212,7 +213,7 @@ class Course:
         for job_id in await tools.batches.unfinished(batch, CANCELLED_AT_ONCE):
             view = await tools.board.view(batch.tenant, job_id)
             if view is not None and not view.state.is_terminal:
-                await cancel(view, board=tools.board, outbox=tools.outbox)
+                await tools.cancel(view)
         return False
 
     async def _write(self, batch: Batch) -> bool:

@@ -14,6 +14,7 @@ from router import responses
 from router.board import Board, Chunk, JobView
 from router.compact import encode
 from router.conversations import Conversations
+from router.epoch import Epoch
 from router.payloads import PayloadLostError, Payloads
 from router.wakeups import Wakeups
 
@@ -83,8 +84,9 @@ class Pieces:
 class Delivery:
     """Follows jobs for callers, at most `most` of them at once."""
 
-    def __init__(self, board: Board, wakeups: Wakeups, payloads: Payloads, *, most: int) -> None:
+    def __init__(self, board: Board, epoch: Epoch, wakeups: Wakeups, payloads: Payloads, *, most: int) -> None:
         self._board = board
+        self._epoch = epoch
         self._wakeups = wakeups
         self._payloads = payloads
         self.conversations = Conversations(board, payloads)
@@ -101,11 +103,11 @@ class Delivery:
 
         Raises `UnknownJobError`, `OverloadedError`, `LostSightError`.
         """
-        ends = asyncio.get_running_loop().time() + seconds
+        ends, epoch = asyncio.get_running_loop().time() + seconds, self._epoch.name
         with self.following(f"{tenant} {job_id}", caller):
             while True:
                 caller.woken.clear()
-                view = await self._look(tenant, job_id)
+                view = await self._look(tenant, job_id, epoch)
                 left = ends - asyncio.get_running_loop().time()
                 if view.state.is_terminal or caller.is_gone or left <= 0:
                     return view
@@ -117,12 +119,12 @@ class Delivery:
         Ends early once the caller is gone or the time is over. Raises as `wait` does.
         """
         now = asyncio.get_running_loop().time
-        ends, spoke, cursor, state = now() + seconds, now(), "0", None
+        ends, spoke, cursor, state, epoch = now() + seconds, now(), "0", None, self._epoch.name
         with self.following(f"{tenant} {job_id}", caller):
             while not caller.is_gone and now() < ends:
                 caller.woken.clear()
                 # In this order, so that a job that has ended has all its pieces in the second answer.
-                view = await self._look(tenant, job_id)
+                view = await self._look(tenant, job_id, epoch)
                 while (more := await self._chunks(tenant, job_id, cursor)) is not None and more[1]:
                     cursor, chunks = more
                     yield Pieces(view, chunks)
@@ -174,12 +176,17 @@ class Delivery:
         except BoardUnavailableError:
             return None
 
-    async def _look(self, tenant: str, job_id: str) -> JobView:
-        """The job, also through a restart of Redis: the caller would otherwise pay for a second one."""
+    async def _look(self, tenant: str, job_id: str, epoch: str | None) -> JobView:
+        """The job, also through a restart of Redis, or its loss since that epoch: its record makes it anew.
+
+        The caller would otherwise pay for a second one.
+        """
         ends = asyncio.get_running_loop().time() + PATIENCE_S
         while True:
             try:
                 view = await self._board.view(tenant, job_id, channel=self.channel)
+                if view is None and epoch is not None and await self._board.epoch() != epoch:
+                    raise BoardUnavailableError("the board was lost")
             except BoardUnavailableError:
                 if asyncio.get_running_loop().time() >= ends:
                     raise LostSightError(job_id) from None

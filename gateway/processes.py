@@ -123,7 +123,7 @@ async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> No
         ):
             await _until_topics_exist(core.log, topics.FIXED)
             await begin(core.log, core.board)
-            works = [sweeping.run(stop), sender.run(stop), wiring.batch_driver(core).run(stop)]
+            works = [sweeping.run(stop), sender.run(stop), wiring.batch_driver(core, ended=sweeping.ended).run(stop)]
             works += [each.run(stop) for each in wiring.retriers(core)]
             if settings.board.rebuild == "auto":
                 works.append(wiring.rebuilder(core).run(stop))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.accept import Desk
+from gateway.cancel import Cancel
 from gateway.delivery import Delivery
 from gateway.metrics import Metrics
 from gateway.quotes import Quotes
@@ -18,7 +19,6 @@ from router.epoch import Epoch
 from router.files import Files
 from router.lessons import Lessons
 from router.log import Log
-from router.outbox import Outbox
 from router.sharing import Sharing
 
 
@@ -30,7 +30,7 @@ class Services:
     desk: Desk
     board: Board
     epoch: Epoch
-    outbox: Outbox
+    cancel: Cancel
     delivery: Delivery
     log: Log
     tenants: Mapping[str, Tenant]

@@ -12,7 +12,6 @@ from gateway import body, render
 from gateway.accept import Acceptance, OverQuotaError
 from gateway.asked import Asked, idempotency_key, trace
 from gateway.auth import authenticate
-from gateway.cancel import cancel
 from gateway.delivery import calling
 from gateway.errors import JobFailedError, UnknownJobError, WaitedTooLongError
 from gateway.fields import Values
@@ -21,6 +20,7 @@ from gateway.reading import Held, HungUpError, read
 from gateway.services import Services
 from policies.keys import KeyHolder
 from policies.quota import Rooms
+from policies.scripts import BoardUnavailableError
 from policies.values import dataclass
 from router.board import JobView
 from router.job import JobState
@@ -112,7 +112,7 @@ class Taking:
         async with calling(request.receive) as caller:
             view = await services.delivery.wait(job.tenant, job.id, caller, seconds=services.http.sync_wait_s)
             if not view.state.is_terminal and not taken.is_kept:
-                await cancel(view, board=services.board, outbox=services.outbox)
+                await services.cancel(view)
             if caller.is_gone:
                 raise HungUpError("the client hung up while it waited")
         if not view.state.is_terminal:
@@ -122,7 +122,7 @@ class Taking:
     def leaving(self, taken: Taken) -> Callable[[], Awaitable[None]] | None:
         """What is to be done when the caller of a stream leaves; None lets the job go on."""
         services = self._services
-        return None if taken.is_kept else partial(cancel, taken.view, board=services.board, outbox=services.outbox)
+        return None if taken.is_kept else partial(services.cancel, taken.view)
 
     async def result(self, view: JobView) -> bytes:
         """The OpenAI object of a job that has ended."""
@@ -140,6 +140,8 @@ class Taking:
         holder = await self.holder(request)
         job_id = render.job_id(request.path_params["id"])
         view = await self._services.board.view(holder.tenant, job_id) if job_id else None
+        if view is None and (fault := self._services.epoch.fault) is not None:  # it may well have been there
+            raise BoardUnavailableError(fault)
         if view is None or (endpoint is not None and view.job.endpoint != endpoint):
             raise UnknownJobError(request.path_params["id"])
         return view

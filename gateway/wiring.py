@@ -38,6 +38,7 @@ from router.batches import CREATED, Batches
 from router.board import Board
 from router.epoch import Epoch
 from router.files import Files
+from router.job import Job, JobState
 from router.keyring import Keyring
 from router.log import Log, Record
 from router.log_streams import StreamsLog
@@ -255,6 +256,8 @@ def wanted_topics(core: Core) -> tuple[str, ...]:
 
 def services(core: Core, wakeups: Wakeups) -> "Services":
     """What the HTTP process works with."""
+    from consumers.meters import JobMeters
+    from gateway.cancel import Cancel
     from gateway.delivery import Delivery
     from gateway.metrics import Metrics
     from gateway.quotes import Quotes
@@ -264,7 +267,7 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
     http = core.settings.http
     sharing = router_state(core)
     inflight = Inflight(most_requests=http.max_in_flight, most_bytes=http.max_in_flight_bytes)
-    delivery = Delivery(core.board, wakeups, core.payloads, most=http.max_in_flight)
+    delivery = Delivery(core.board, core.epoch, wakeups, core.payloads, most=http.max_in_flight)
     metrics = Metrics(inflight, lambda: delivery.waiting, sharing.shares)
     sharing.shares.decided = metrics.routed
     return Services(
@@ -272,7 +275,7 @@ def services(core: Core, wakeups: Wakeups) -> "Services":
         desk=desk(core, sharing.shares),
         board=core.board,
         epoch=core.epoch,
-        outbox=core.outbox,
+        cancel=Cancel(core.board, core.epoch, core.outbox, JobMeters(metrics.registry).ended),
         delivery=delivery,
         log=core.log,
         tenants=core.tenants,
@@ -341,10 +344,13 @@ def inbox(core: Core, registry: CollectorRegistry, shares: "Shares") -> "Inbox":
     )
 
 
-def batch_driver(core: Core, *, look_s: float = 1.0) -> "Driver":
-    """A driver of all tenants' batches. `look_s` is how often it looks when nothing wakes it."""
+def batch_driver(
+    core: Core, *, ended: "Callable[[Job, JobState], None]" = lambda job, state: None, look_s: float = 1.0
+) -> "Driver":
+    """A driver of all tenants' batches. `ended` hears of jobs that it ends, `look_s` is how often it looks anyway."""
     from gateway.batch_course import Bounds, Tools
     from gateway.batch_driver import Driver
+    from gateway.cancel import Cancel
     from gateway.delivery import Delivery
 
     settings, wakeups, sharing = core.settings, Wakeups(core.redis, role="batches"), router_state(core)
@@ -353,8 +359,9 @@ def batch_driver(core: Core, *, look_s: float = 1.0) -> "Driver":
         board=core.board,
         desk=desk(core, sharing.shares),
         outbox=core.outbox,
+        cancel=Cancel(core.board, core.epoch, core.outbox, ended),
         payloads=core.payloads,
-        delivery=Delivery(core.board, wakeups, core.payloads, most=1),
+        delivery=Delivery(core.board, core.epoch, wakeups, core.payloads, most=1),
         tenants=core.tenants,
         deployments=core.deployments,
         bounds=Bounds(
@@ -622,6 +629,7 @@ def sweeper(core: Core, lanes: "Lanes", registry: CollectorRegistry) -> "Sweeper
 
     return Sweeper(
         board=core.board,
+        epoch=core.epoch,
         outbox=core.outbox,
         payloads=core.payloads,
         tenants=tuple(core.tenants),

@@ -4,9 +4,7 @@
 local c = {attempt = ARGV[3], lines = ARGV[4], usd = ARGV[5], tokens = ARGV[6], deployment = ARGV[7], lane = ARGV[8], microbatch = ARGV[9]}
 local now = now_ms()
 charge(KEYS[1], ARGV[2], c, now)
--- A board that was wiped during the call does not know the job: its next attempt must not have this one's number.
 local known = redis.call('HEXISTS', KEYS[1], 'state')
-if known == 0 then redis.call('HSET', KEYS[1], 'attempts', ARGV[3]) end
 if redis.call('HGET', KEYS[1], 'open') == ARGV[3] then redis.call('HDEL', KEYS[1], 'open') end
 settle_rest(1, 9)
 return {whole(now), redis.call('HGET', KEYS[1], 'charged:' .. c.attempt), known}

@@ -2,6 +2,7 @@
 -- KEYS[1] is a key of the tenant's slot; every other key is ARGV[1], the tenant's prefix `{t:name}:`, and a name.
 
 local P = ARGV[1]
+local LATE_ATTEMPT = 10000 -- and the number of an attempt: what it used after it was given up (ledger.py)
 local TERMINAL = {completed = true, failed = true, cancelled = true, expired = true, rejected = true}
 
 local function whole(number)
@@ -109,6 +110,11 @@ end
 -- Count an attempt in the rollups, once whatever happens; false when it is counted already.
 -- c: attempt, lines (JSON), usd (picodollars as text, '' is unpriced), tokens, deployment, lane, microbatch, concluded
 local function count(job, c, now)
+  -- A board that was lost or set back during the call knows of fewer attempts: the next one must not have this number.
+  local number = tonumber(c.attempt)
+  if number < LATE_ATTEMPT and number > tonumber(redis.call('HGET', job, 'attempts') or 0) then
+    redis.call('HSET', job, 'attempts', c.attempt)
+  end
   if redis.call('HSETNX', job, 'charged:' .. c.attempt, c.lines) == 0 then return false end
   roll_up(P .. 'costs:' .. day_of(now), c.deployment .. '|' .. c.lane .. '|', c, 35 * 86400000)
   local batch = redis.call('HGET', job, 'batch')

@@ -5,7 +5,5 @@ local c = {attempt = ARGV[3], lines = ARGV[4], usd = ARGV[5], tokens = ARGV[6], 
 c.concluded = ARGV[10] == '1'
 local is_new = redis.call('EXISTS', job) == 0
 if not count(job, c, at) then return 0 end
-local attempts = tonumber(redis.call('HGET', job, 'attempts') or 0)
-redis.call('HSET', job, 'attempts', whole(math.max(attempts, tonumber(ARGV[3]))))
 if is_new then redis.call('PEXPIRE', job, ARGV[12]) end
 return 1

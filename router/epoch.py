@@ -19,8 +19,8 @@ class Epoch:
 
     def __init__(self, board: Board) -> None:
         self.fault: str | None = None
+        self.name: str | None = None  # of the board that was seen last
         self._board = board
-        self._name: str | None = None
         self._beat = 0
 
     async def follow(self) -> None:
@@ -39,11 +39,11 @@ class Epoch:
             self._set(f"the board has no epoch: Redis is new or was wiped; {FIX}")
         elif name is None:
             return
-        elif name == self._name and beat < self._beat - SET_BACK:
+        elif name == self.name and beat < self._beat - SET_BACK:
             await self._board.end_epoch(name)  # one that starts after this was not there to see it
             self._set(f"the board was set back by {self._beat - beat} s; {FIX}")
-        elif name != self._name:
-            self._name, self._beat = name, beat
+        elif name != self.name:
+            self.name, self._beat = name, beat
             self._set(None)
         else:
             self._beat = max(self._beat, beat)

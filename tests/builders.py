@@ -26,6 +26,7 @@ from consumers.backend_echo import EchoBackend
 from consumers.collector import Collector
 from consumers.meters import WorkerMeters
 from consumers.onward import Onward
+from consumers.sweeper import Sweeper
 from consumers.tally import Tally
 from consumers.worker import Bounds, Worker
 from policies.conditions import Conditions
@@ -336,6 +337,22 @@ async def a_bench(
     await bench.log.create(topics.all_topics(bench.deployments))
     await rebuild.begin(bench.log, bench.board)
     yield bench
+
+
+def a_sweeper(bench: Bench, **fields: Any) -> Sweeper:
+    """One of all tenants that comes round all the time."""
+    return Sweeper(
+        **{
+            "board": bench.board,
+            "epoch": Epoch(bench.board),
+            "outbox": bench.outbox,
+            "payloads": bench.payloads,
+            "tenants": tuple(bench.tenants),
+            "lease_s": 20.0,
+            "every_s": 0.02,
+            **fields,
+        }
+    )
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ from starlette.responses import Response
 from consumers.learning import is_taught
 from gateway import query, render
 from gateway.body import InvalidRequestError
-from gateway.cancel import cancel
 from gateway.delivery import calling
 from gateway.job_stream import JobStream
 from gateway.reading import HungUpError
@@ -67,7 +66,7 @@ class Jobs:
         """End it. One that runs ends within a second; one that has ended stays as it is."""
         view = await self._taking.known(request)
         if not view.state.is_terminal:
-            await cancel(view, board=self._services.board, outbox=self._services.outbox)
+            await self._services.cancel(view)
             view = await self._taking.known(request)
         return await self._shown(view)
 

@@ -4,7 +4,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import query, render
-from gateway.cancel import cancel
 from gateway.delivery import calling
 from gateway.errors import JobFailedError, UnknownJobError
 from gateway.response_stream import ResponseStream
@@ -57,7 +56,7 @@ class Responses:
         view, asked = await self._known(request)
         if not view.state.is_terminal:
             services = self._services
-            await cancel(view, board=services.board, outbox=services.outbox)
+            await services.cancel(view)
             async with calling(request.receive) as caller:
                 view = await services.delivery.wait(view.job.tenant, view.job.id, caller, seconds=CANCEL_S)
         return await self._shown(view, asked)

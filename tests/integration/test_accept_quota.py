@@ -28,7 +28,7 @@ from router.epoch import Epoch
 from router.files import Files
 from router.job import JobClass
 from router.shares import Shares
-from tests.builders import Bench, a_bench, a_deployment, entries, until
+from tests.builders import Bench, a_bench, a_deployment, a_sweeper, entries, until
 
 CI, WEB = KeyHolder("acme", "0123456789abcdef", "ci"), KeyHolder("acme", "fedcba9876543210", "web")
 LANE = "jobs.echo.text.light.interactive"
@@ -192,7 +192,7 @@ async def test_what_a_door_had_reserved_that_died_before_its_job_was_on_the_boar
         with suppress(Killed):
             await ask(bench, CI, scripts=MortalScripts(redis))
         before = await reserved(bench, scope)
-        sweeper = Sweeper(bench.board, bench.outbox, bench.payloads, ["acme"], lease_s=20, unpublished_s=0.3)
+        sweeper = a_sweeper(bench, unpublished_s=0.3)
         await sweeper.sweep()
         too_soon = await reserved(bench, scope)
         await until(lambda: _is_given_back(bench, sweeper))

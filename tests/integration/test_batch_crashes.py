@@ -24,6 +24,7 @@ from gateway.accept import Desk
 from gateway.attached import Attached
 from gateway.batch_course import Bounds, Tools
 from gateway.batch_driver import Driver
+from gateway.cancel import Cancel
 from gateway.delivery import Delivery
 from gateway.settings import Settings
 from policies.quota import Quotas
@@ -89,7 +90,7 @@ class World:
             await rebuild.begin(core.log, core.board)
             world, stop = cls(core, Scripts(core.redis), []), asyncio.Event()
             sweeper = Sweeper(
-                core.board, core.outbox, core.payloads, world.begun,
+                core.board, core.epoch, core.outbox, core.payloads, world.begun,
                 lease_s=LEASE_S, every_s=0.2, unpublished_s=1.0, left_behind_s=0.5,
             )  # fmt: skip
             registry = CollectorRegistry()
@@ -109,13 +110,15 @@ class World:
         wakeups = Wakeups(core.redis, role="batches")
         attached = Attached(core.files, core.settings.http.max_body)
         desk = Desk(board, core.epoch, log, quotas, payloads, core.tenants, core.deployments, Shares(), attached)
+        outbox = Outbox(board, log, quotas, core.deployments, Webhooks(scripts, core.tenants), core.replies)
         tools = Tools(
             batches=Batches(scripts, most_unfinished=10),
             board=board,
             desk=desk,
-            outbox=Outbox(board, log, quotas, core.deployments, Webhooks(scripts, core.tenants), core.replies),
+            outbox=outbox,
+            cancel=Cancel(board, core.epoch, outbox, lambda job, state: None),
             payloads=payloads,
-            delivery=Delivery(board, wakeups, payloads, most=1),
+            delivery=Delivery(board, core.epoch, wakeups, payloads, most=1),
             tenants=core.tenants,
             deployments=core.deployments,
             bounds=Bounds(most_lines=100, longest_line=1_000_000, most_open=4, file_ttl_s=3600),

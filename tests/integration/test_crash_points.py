@@ -249,6 +249,7 @@ class World:
         core, stop = self.core, asyncio.Event()
         sweeper = Sweeper(
             core.board,
+            core.epoch,
             core.outbox,
             core.payloads,
             self._begun,

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from ulid import ULID
 
 from gateway.settings import HttpSettings
 from router.board import Conclusion
@@ -154,6 +155,61 @@ async def test_a_job_that_runs_is_202_and_can_be_cancelled_again_and_again(gatew
     assert (running.status_code, first.status_code, second.status_code) == (202, 200, 200)
     assert ended["status"] == second.json()["status"] == "cancelled"
     assert (await gateway.http.get(f"/v1/chat/completions/{job['id']}")).status_code == 409
+
+
+async def test_a_job_that_is_cancelled_before_anybody_runs_it_is_counted_once(tmp_path: Path) -> None:
+    async with running(tmp_path, works=False) as gateway:
+        job = (await gateway.chat("Hello", **{"async": True})).json()
+        for _ in range(2):
+            await gateway.http.post(f"/v1/jobs/{job['id']}/cancel")
+
+        text = (await gateway.http.get("/metrics")).text
+        assert 'pointsman_jobs_ended_total{class="standard",lane="echo.text.light",state="cancelled"} 1.0' in text
+
+
+async def test_while_the_board_is_lost_no_job_is_said_to_be_gone_and_none_is_cancelled(tmp_path: Path) -> None:
+    async with running(tmp_path, works=False) as gateway:
+        known = (await gateway.chat("Hello", **{"async": True})).json()["id"]
+        lost = f"job_{ULID()}"
+        before = await gateway.http.get(f"/v1/jobs/{lost}")
+        name = await gateway.core.board.epoch()
+        await gateway.core.board.end_epoch(name or "")
+        await gateway.core.epoch.look()
+
+        answers = [await gateway.http.get(f"/v1/jobs/{lost}"), await gateway.http.post(f"/v1/jobs/{known}/cancel")]
+
+        assert before.status_code == 404
+        assert [(each.status_code, each.json()["error"]["code"]) for each in answers] == [
+            (503, "board_unavailable")
+        ] * 2
+        assert all("retry-after" in each.headers for each in answers)
+        assert (await gateway.http.get(f"/v1/jobs/{known}")).json()["status"] == "queued"
+
+
+async def test_who_waits_while_the_board_is_lost_and_made_anew_gets_the_answer(tmp_path: Path) -> None:
+    async with running(tmp_path, works=False) as gateway:
+        core, owner = gateway.core, "nobody|test"
+        await core.epoch.look()
+        waiting = asyncio.create_task(gateway.chat("Hello"))
+        job = await first_job(gateway)
+        await core.redis.delete("board:epoch", f"{{t:acme}}:job:{job.id}")
+        seen = await _scripts_run(gateway)
+        await until(lambda: _has_looked_since(gateway, seen))
+        await core.board.begin_epoch("anew", only_first=True)
+        await core.board.claim(job, owner, lease_s=20)
+        await core.board.finish(job, owner, Conclusion(JobState.COMPLETED, "{}", result=b'{"id":"x"}'))
+        answer = await waiting
+
+    assert (answer.status_code, answer.json()) == (200, {"id": "x"})
+
+
+async def _scripts_run(gateway: Gateway) -> int:
+    return int((await gateway.core.redis.info("commandstats"))["cmdstat_evalsha"]["calls"])
+
+
+async def _has_looked_since(gateway: Gateway, seen: int) -> bool:
+    """For the job, then for the epoch, and again."""
+    return await _scripts_run(gateway) >= seen + 4
 
 
 async def test_a_job_is_deleted_once_it_has_ended(gateway: Gateway) -> None:

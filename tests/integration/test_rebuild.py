@@ -1,7 +1,7 @@
 """A board that was wiped or set back is noticed, and made anew from the log, on a real Valkey."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -17,14 +17,14 @@ from policies.keys import ApiKeys, KeyHolder
 from policies.quota import Exhausted, deployment_scope, tenant_scope
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
-from router import topics
+from router import envelope, topics
 from router.board import Finished, Run
 from router.costs import spent
 from router.epoch import Epoch
 from router.job import Job, JobState
 from router.log import Record
 from router.rebuild import begin
-from tests.builders import Bench, a_bench, a_charge, a_deployment, a_job, date_of, entries, until
+from tests.builders import Bench, a_bench, a_charge, a_deployment, a_job, a_sweeper, accepted, date_of, entries, until
 
 ANN = "worker:ann|jobs|1-0|1"
 
@@ -61,6 +61,23 @@ async def wipe(bench: Bench) -> None:
     """Everything but the log, which on a cluster is on Kafka."""
     names = [name async for name in bench.redis.scan_iter(count=1000) if not name.startswith(b"log")]
     await bench.redis.delete(*names)
+
+
+Copy = Mapping[bytes, tuple[int, bytes]]
+
+
+async def copied(bench: Bench) -> Copy:
+    """Everything but the log, as a replica or a backup would have it now."""
+    names = [name async for name in bench.redis.scan_iter(count=1000) if not name.startswith(b"log")]
+    values = [(name, await bench.redis.pttl(name), await bench.redis.dump(name)) for name in names]
+    return {name: (max(0, ttl), value) for name, ttl, value in values if value is not None}
+
+
+async def set_back(bench: Bench, copy: Copy) -> None:
+    """The copy takes over."""
+    await wipe(bench)
+    for name, (ttl, value) in copy.items():
+        await bench.redis.restore(name, ttl, value)
 
 
 async def some_finished(bench: Bench, count: int = 5, **fields: Any) -> list[Job]:
@@ -227,6 +244,49 @@ async def test_the_next_attempt_after_a_wipe_has_a_number_of_its_own(bench: Benc
 
     claim = await bench.board.claim(job, ANN, lease_s=20)
     assert isinstance(claim, Run) and claim.attempts == 1
+
+
+async def test_the_next_attempt_after_a_set_back_has_a_number_of_its_own(bench: Bench) -> None:
+    """Two attempts of one number are one on the ledger, and one of them would cost nothing."""
+    job = await bench.queued()
+    before = await copied(bench)
+    await bench.board.claim(job, ANN, lease_s=20)
+    await bench.board.start(job, ANN, most_deliveries=3, microbatch="mb_1")
+    await set_back(bench, before)
+    await bench.board.close_attempt(job, a_charge(job, 1, outcome="late"))
+    await bench.rebuild()
+
+    claim = await bench.board.claim(job, ANN, lease_s=20)
+    assert isinstance(claim, Run) and claim.attempts == 1
+
+
+async def test_on_a_board_that_was_set_back_no_job_ends_that_had_ended_otherwise(bench: Bench) -> None:
+    """The older copy takes these for jobs that the log never confirmed, or whose deadline is over."""
+    expiring = await bench.queued(deadline_s=2.0)
+    accepting = await accepted(bench.board, a_job(), confirmed=False)
+    await bench.log.append(accepting.topic, envelope.to_record(accepting))
+    before = await copied(bench)
+    epoch = Epoch(bench.board)
+    for _ in range(10):
+        await bench.board.beat()
+    await epoch.look()
+    async with working(bench):
+        await bench.ended(expiring, accepting)
+    ended = await bench.events()
+    await set_back(bench, before)
+    await until(lambda: _is_over(bench, expiring))
+
+    await a_sweeper(bench, epoch=epoch, unpublished_s=0, left_behind_s=0).sweep()
+    await bench.rebuild()
+    await a_sweeper(bench, epoch=epoch, unpublished_s=0, left_behind_s=0).sweep()
+
+    assert await bench.events() == ended
+    for job in (expiring, accepting):
+        assert await bench.board.claim(job, ANN, lease_s=20) == Finished(JobState.COMPLETED)
+
+
+async def _is_over(bench: Bench, job: Job) -> bool:
+    return await bench.board.now() > job.expires_at
 
 
 async def test_a_rebuild_may_run_twice_and_on_a_board_that_is_whole(bench: Bench) -> None:

@@ -22,6 +22,7 @@ from tests.builders import (
     a_charge,
     a_conclusion,
     a_job,
+    a_sweeper,
     accepted,
     answers,
     impatient_client,
@@ -37,13 +38,6 @@ ANN = "worker:ann|jobs|1-0|1"
 async def bench(redis: "Redis", tmp_path: Path) -> AsyncIterator[Bench]:
     async with a_bench(redis, tmp_path, tenants=[Tenant("acme"), Tenant("other")]) as bench:
         yield bench
-
-
-def a_sweeper(bench: Bench, **fields: Any) -> Sweeper:
-    """One that comes round all the time."""
-    return Sweeper(
-        bench.board, bench.outbox, bench.payloads, tuple(bench.tenants), lease_s=20.0, **{"every_s": 0.02, **fields}
-    )
 
 
 @asynccontextmanager
