@@ -84,6 +84,7 @@ class Attempt(Means):
             rid=reservation_id(job.id, number),
             born_at=self.clock() - (job.expires_at - job.created_at - claim.seconds_left),
             is_rerun=claim.attempts > 0,
+            epoch=self.epoch.name,
         )
 
     async def _watched(self, following: Following, steps: Awaitable[Outcome]) -> Outcome:

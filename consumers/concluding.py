@@ -1,6 +1,7 @@
 """How an attempt ends: what it used is charged, its job concluded, or given back as if it had not been taken."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
@@ -12,6 +13,7 @@ from consumers.means import Means
 from consumers.outcome import Concluded, Dead, Later, Left, Outcome
 from consumers.running import Running
 from policies.pricing import ChargeLine, Usage, charge, total
+from policies.quota import Scope
 from policies.scripts import BoardUnavailableError
 from router import ledger
 from router.board import Attempted, Conclusion, OutboxEntry
@@ -60,6 +62,7 @@ class Concluding:
         number = attempted.attempt if attempted else running.number - 1
         code = problems.code_of(error)
         event = ledger.event_text(job, state, attempts=number, usd=total(earlier + lines), error_code=code)
+        unreserved = await self._unreserved() if attempted is not None else ()
         conclusion = Conclusion(state, event, attempted, result, result_at, _openai_usage(usage), error, stay)
         at = await means.until_it_works(lambda: means.board.finish(job, running.owner, conclusion))
         if running.let_through is not None:
@@ -71,6 +74,7 @@ class Concluding:
         if attempted is not None:
             running.tally.add(tokens=attempted.tokens, usd=total(lines), concluded=True, retried=False)
             self._charged(attempted)
+            await self._count(unreserved, usage or Usage(), total(lines))
         means.meters.ended(job, state, age_s=means.clock() - running.born_at)
         log.info(
             "job_ended",
@@ -105,21 +109,33 @@ class Concluding:
         """The attempt is over and charged; the job is not over."""
         means, running, job = self.means, self.running, self.running.job
         running.is_rerun = True
+        with suppress(BoardUnavailableError):  # that it is another's may be for that
+            await means.epoch.look()
+        unreserved = await self._unreserved()
         closed = await means.until_it_works(lambda: means.board.close_attempt(job, attempted))
         if closed.charge.text == attempted.text(
             job, concluded=False
         ):  # otherwise another has charged it: lost, or late
             running.tally.add(tokens=attempted.tokens, usd=total(attempted.lines), concluded=False, retried=True)
             self._charged(attempted)
-            if not closed.is_known and running.used is not None:
-                await self._count_unreserved(running.used, total(attempted.lines))
+            if running.used is not None:
+                scopes = unreserved if closed.is_known else running.scopes
+                await self._count(scopes, running.used, total(attempted.lines))
         await means.until_it_works(lambda: means.outbox.publish(job.tenant, [closed.charge]))
 
-    async def _count_unreserved(self, used: Usage, usd: Decimal | None) -> None:
-        """The board was lost during the call, and what was reserved for it with the board."""
-        quotas, running = self.means.quotas, self.running
-        for scope in running.scopes:
-            count = partial(quotas.count_unreserved, scope, running.rid, tokens=scope.counted(used), usd=usd)
+    async def _unreserved(self) -> Sequence[Scope]:
+        """Where its reservation went with a board that was lost or set back since."""
+        means, running = self.means, self.running
+        if not running.is_granted or (means.epoch.fault is None and means.epoch.name == running.epoch):
+            return ()
+        holds = partial(means.quotas.holds, rid=running.rid)
+        return [each for each in running.scopes if not await means.until_it_works(partial(holds, each))]
+
+    async def _count(self, scopes: Sequence[Scope], used: Usage, usd: Decimal | None) -> None:
+        """In budgets and days of these, where nothing is reserved for it any more."""
+        quotas, rid = self.means.quotas, self.running.rid
+        for scope in scopes:
+            count = partial(quotas.count_unreserved, scope, rid, tokens=scope.counted(used), usd=usd)
             await self.means.until_it_works(count)
 
     def _charged(self, attempted: Attempted) -> None:

@@ -25,6 +25,7 @@ from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
 from router.board import Board
 from router.conversations import Conversations
+from router.epoch import Epoch
 from router.job import Job
 from router.log import LogUnavailableError
 from router.outbox import Outbox
@@ -50,6 +51,7 @@ class Means:
     """The stores, the backend, the rules. One for all that a process runs."""
 
     board: Board
+    epoch: Epoch
     outbox: Outbox
     quotas: Quotas
     payloads: Payloads

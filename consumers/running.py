@@ -33,7 +33,8 @@ class Running:
 
     `rid` is its reservation's, `born_at` the moment of the job's accept on this process' steady clock. `is_open` once
     its call may have been made, until then nothing is charged for it; `is_rerun` where an earlier attempt was, so that
-    the board knows more charges than this one's. `traceparent` names its span, where there are any.
+    the board knows more charges than this one's. `epoch` is the board's that it was claimed on. `traceparent` names its
+    span, where there are any.
     """
 
     job: Job
@@ -46,6 +47,7 @@ class Running:
     rid: str
     born_at: float
     is_rerun: bool
+    epoch: str | None = None
     is_granted: bool = False
     is_open: bool = False
     is_probe: bool = False

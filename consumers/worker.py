@@ -28,7 +28,6 @@ from policies.ending import ended
 from policies.scripts import BoardUnavailableError
 from router import topics
 from router.envelope import EnvelopeError, from_record, postponed, to_record
-from router.epoch import Epoch
 from router.job import Job
 from router.log import Delivery, Log, LogUnavailableError, Record, Subscription
 from router.queues import Queues, Told, Working
@@ -70,7 +69,6 @@ class Worker:
     deployments: Mapping[str, Deployment]
     bounds: Bounds
     meters: WorkerMeters
-    epoch: Epoch
     clock: Callable[[], float] = time.monotonic
     breaker: Breaker = field(default_factory=Breaker)
     queues: Queues | None = None
@@ -89,7 +87,7 @@ class Worker:
             self._schedule.is_away = self.attempt.places.is_away
             self._schedule.welcomes = self.attempt.places.welcomes
         self.meters.watch("dead_letters", lambda: self.breaker.is_open)
-        self.meters.watch("board_lost", lambda: self.epoch.fault is not None)
+        self.meters.watch("board_lost", lambda: self.attempt.epoch.fault is not None)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; then finish what runs, as far as `drain_s` allows, and give back the rest."""
@@ -106,7 +104,7 @@ class Worker:
                 tasks.create_task(self.attempt.leases.keep()),
                 tasks.create_task(self.attempt.leases.heed()),
                 tasks.create_task(self.attempt.wakeups.follow()),
-                tasks.create_task(self.epoch.follow()),
+                tasks.create_task(self.attempt.epoch.follow()),
                 tasks.create_task(self._follow_clock()),
                 tasks.create_task(self._tell()),
             ]
@@ -150,7 +148,11 @@ class Worker:
         return taken
 
     def _room(self) -> int:
-        if self.breaker.is_open or self.epoch.fault is not None or self._held_bytes >= self.bounds.look_ahead_bytes:
+        if (
+            self.breaker.is_open
+            or self.attempt.epoch.fault is not None
+            or self._held_bytes >= self.bounds.look_ahead_bytes
+        ):
             return 0
         return max(0, self.bounds.look_ahead - self._held)
 
@@ -191,7 +193,7 @@ class Worker:
             self._changed.clear()
             now = self.clock()
             self._schedule.let_back(now)
-            if self.epoch.fault is None:
+            if self.attempt.epoch.fault is None:
                 self._schedule.fill(now)
             for turns in self._schedule.close(now):
                 tasks.create_task(self._run_microbatch(tasks, subscription, turns))

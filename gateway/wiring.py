@@ -399,7 +399,6 @@ def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistr
             drain_s=settings.drain_s,
         ),
         meters=meters,
-        epoch=core.epoch,
         queues=Queues(Scripts(core.redis)),
     )
 
@@ -427,6 +426,7 @@ def attempt(
     settings = core.settings.worker
     return Attempt(
         board=core.board,
+        epoch=core.epoch,
         outbox=core.outbox,
         quotas=core.quotas,
         payloads=core.payloads,

@@ -1,6 +1,6 @@
 """Shared limits of tenants and deployments: reserved before a call, settled after it, all or nothing."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -11,11 +11,12 @@ from typing import cast
 from policies.bucket import Limit
 from policies.deployments import Deployment, Limits
 from policies.pricing import Usage, usual_tokens
-from policies.scripts import Script, Scripts, Value
+from policies.scripts import Script, Scripts, Value, unless_away
 from policies.tenants import Tenant
 from policies.values import dataclass
 
 FUNCTIONS = "quota_functions"  # other scripts of the same slot put them in front to settle on their way
+RESERVED, COUNTED = "held", "counted"
 SPARE_S = 1.0  # of a deployment's bucket
 
 
@@ -237,6 +238,27 @@ class Exhausted:
 Verdict = Granted | Wait | Exhausted
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOf:
+    """What is reserved of one part: nano-dollars of a month, tokens of a day since the epoch."""
+
+    key: str
+    month: str
+    nanodollars: int
+    day: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A reservation, by its key in Redis; or what was counted without one, where it went with a lost board."""
+
+    name: str
+    rid: str
+    is_reserved: bool
+    parts: tuple[HeldOf, ...]
+
+
 class Quotas:
     """Reserves and settles. Everything may run twice; everything raises `BoardUnavailableError`.
 
@@ -336,7 +358,7 @@ class Quotas:
             limited = [(each.tokens_per_day is not None, each.usd_per_month is not None) for each in parts]
             spent: Value = "" if usd is None else nanodollars(usd)
             flags = ["1" if is_limited else "" for pair in limited for is_limited in pair]
-            keys = [f"{scope.slot}:quota:counted:{rid}", *(each.key for each in parts)]
+            keys = [_held(scope.slot, rid, COUNTED), *(each.key for each in parts)]
             await self._scripts.run(self._count, keys, [max(0, tokens), spent, *flags])
 
     async def renew(self, scope: Scope, rid: str, *, hold_s: float) -> None:
@@ -345,9 +367,34 @@ class Quotas:
         if any(counted):
             await self._scripts.run(self._renew, _keys(scope, rid), [rid, _milliseconds(hold_s), *counted])
 
-    async def restore(self, key: str, *, month: str, nanodollars: int, day: int, tokens: int) -> None:
+    async def holds(self, scope: Scope, rid: str) -> bool:
+        """Whether this is reserved."""
+        return bool(await unless_away(self._scripts.redis.exists(_held(scope.slot, rid))))
+
+    async def held(self) -> AsyncGenerator[Held]:
+        """Rebuild: all that is reserved, or was counted without. Looks at every key that there is, twice."""
+        redis = self._scripts.redis
+        for kind in (RESERVED, COUNTED):
+            cursor = -1
+            while cursor != 0:
+                page = await unless_away(redis.scan(max(0, cursor), match=_held("*", "*", kind), count=1000))
+                cursor, names = cast("tuple[int, list[bytes]]", page)
+                for name in names:
+                    fields = cast("dict[bytes, bytes]", await unless_away(redis.hgetall(name)))
+                    parts = [_held_of(key.decode(), value.decode().split()) for key, value in fields.items()]
+                    rid = name.decode().partition(f":{kind}:")[2]
+                    yield Held(name.decode(), rid, kind == RESERVED, tuple(each for each in parts if each is not None))
+
+    async def forget(self, held: Held) -> None:
+        """Rebuild: what was reserved there is over, and has been counted otherwise."""
+        await unless_away(self._scripts.redis.delete(held.name))
+
+    async def restore(
+        self, key: str, *, month: str, nanodollars: int, day: int, tokens: int, exactly: bool = False
+    ) -> None:
         """Rebuild: the part of that key has used so much in that month, and on that day since the epoch, at least."""
-        await self._scripts.run(self._restore, [key], [month, nanodollars, day, tokens], durable=True)
+        arguments: list[Value] = [month, nanodollars, day, tokens, int(exactly)]
+        await self._scripts.run(self._restore, [key], arguments, durable=True)
 
     @staticmethod
     def settle_arguments(scope: Scope, rid: str, *, tokens: int, usd: Decimal | None) -> tuple[list[str], list[Value]]:
@@ -407,8 +454,16 @@ def _keys(scope: Scope, rid: str) -> list[str]:
     return [_held(scope.slot, rid), *(part.key for part in scope.parts)]
 
 
-def _held(slot: str, rid: str) -> str:
-    return f"{slot}:quota:held:{rid}"
+def _held(slot: str, rid: str, kind: str = RESERVED) -> str:
+    return f"{slot}:quota:{kind}:{rid}"
+
+
+def _held_of(key: str, taken: Sequence[str]) -> HeldOf | None:
+    """As `quota_take` writes it."""
+    if len(taken) != 10:
+        return None
+    day, tokens, month, nano = taken[6:]
+    return HeldOf(key, month, int(nano), 0 if day == "-" else int(day), int(tokens))
 
 
 def _arguments(part: Part) -> tuple[Value, ...]:

@@ -1,4 +1,4 @@
-"""What the ledger says that budgets and days have used. Pure."""
+"""What the ledger and open reservations say that budgets and days have used. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 from policies.pricing import Usage
-from policies.quota import Scope, nanodollars
+from policies.quota import HeldOf, Scope, nanodollars
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,14 @@ class Used:
             before = self._sums.get(part.key, (0, 0))
             more = 0 if spent is None else nanodollars(spent), scope.counted(usage) if counts else 0
             self._sums[part.key] = before[0] + more[0], before[1] + more[1]
+
+    def add_held(self, held: HeldOf) -> None:
+        """What is reserved for an attempt that is not charged yet."""
+        nano = held.nanodollars if held.month == self.month else 0
+        tokens = held.tokens if held.day == self.day else 0
+        if nano or tokens:
+            before = self._sums.get(held.key, (0, 0))
+            self._sums[held.key] = before[0] + nano, before[1] + tokens
 
     def parts(self) -> Iterator[PartUsed]:
         """All that have used something."""

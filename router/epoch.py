@@ -21,7 +21,7 @@ class Epoch:
         self.fault: str | None = None
         self.name: str | None = None  # of the board that was seen last
         self._board = board
-        self._beat = 0
+        self.beat = 0  # as it was then
 
     async def follow(self) -> None:
         """Look every second until cancelled."""
@@ -39,14 +39,14 @@ class Epoch:
             self._set(f"the board has no epoch: Redis is new or was wiped; {FIX}")
         elif name is None:
             return
-        elif name == self.name and beat < self._beat - SET_BACK:
+        elif name == self.name and beat < self.beat - SET_BACK:
             await self._board.end_epoch(name)  # one that starts after this was not there to see it
-            self._set(f"the board was set back by {self._beat - beat} s; {FIX}")
+            self._set(f"the board was set back by {self.beat - beat} s; {FIX}")
         elif name != self.name:
-            self.name, self._beat = name, beat
+            self.name, self.beat = name, beat
             self._set(None)
         else:
-            self._beat = max(self._beat, beat)
+            self.beat = max(self.beat, beat)
 
     def _set(self, fault: str | None) -> None:
         if fault != self.fault:

@@ -49,7 +49,7 @@ class Rebuild:
 
         Queued jobs need nothing: their records are on the log, and are run as usual afterwards.
         """
-        done = Rebuilt(keys=await self.keyring.restore())
+        done, is_lost = Rebuilt(keys=await self.keyring.restore()), await self.board.epoch() is None
         async for delivery in self.log.read(topics.EVENTS):
             event = ledger.event_of(delivery.record)
             if event is not None:
@@ -65,7 +65,8 @@ class Rebuild:
                 progress(done)
             elif (bill := billed(delivery.record)) is not None and not sums.is_repeat(bill.id):
                 sums.machines.add(bill)
-        await self._write(sums)
+        await self._add_held(sums, is_lost=is_lost)
+        await self._write(sums, is_lost=is_lost)
         await self.board.begin_epoch(str(ULID()), only_first=False)
         return done
 
@@ -79,11 +80,26 @@ class Rebuild:
             return False
         return await self.board.recount(attempt.tenant, attempt.job_id, text, at=attempt.at)
 
-    async def _write(self, sums: "_Sums") -> None:
-        used = sums.used
+    async def _add_held(self, sums: "_Sums", *, is_lost: bool) -> None:
+        """What attempts have reserved that are not charged. An older copy knows reservations of others as well."""
+        async for held in self.quotas.held():
+            if not sums.is_known(held.rid):
+                for part in held.parts:
+                    sums.used.add_held(part)
+            elif is_lost and held.is_reserved:
+                await self.quotas.forget(held)
+
+    async def _write(self, sums: "_Sums", *, is_lost: bool) -> None:
+        """On a board that is whole, or is so by now through another rebuild, what is more already stays."""
+        used, exactly = sums.used, is_lost and await self.board.epoch() is None
         for part in used.parts():
             await self.quotas.restore(
-                part.key, month=used.month, nanodollars=part.nanodollars, day=used.day, tokens=part.tokens
+                part.key,
+                month=used.month,
+                nanodollars=part.nanodollars,
+                day=used.day,
+                tokens=part.tokens,
+                exactly=exactly,
             )
         for (tenant, day), rows in sums.days.items():
             left = timedelta(days=DAYS_KEPT) - (_day(used.now) - day)
@@ -117,6 +133,10 @@ class _Sums:
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
         return False
+
+    def is_known(self, rid: str) -> bool:
+        """Whether this attempt was read, not long before the end of the ledger."""
+        return rid in self._seen
 
     def is_forgotten(self, attempt: Charged) -> bool:
         """Whether it was on a day whose jobs are forgotten: then it is added here."""

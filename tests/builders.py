@@ -184,6 +184,9 @@ def date_of(moment: float) -> date:
     return datetime.fromtimestamp(moment, UTC).date()
 
 
+Copy = Mapping[bytes, tuple[int, bytes]]
+
+
 @dataclass
 class Bench:
     """All that stands between a record and its conclusion, on one Redis."""
@@ -231,6 +234,7 @@ class Bench:
         return Attempt(
             **{
                 "board": self.board,
+                "epoch": Epoch(self.board),
                 "outbox": self.outbox,
                 "quotas": self.quotas,
                 "payloads": self.payloads,
@@ -264,7 +268,6 @@ class Bench:
             deployments=self.deployments,
             bounds=bounds or Bounds(drain_s=5.0),
             meters=WorkerMeters(CollectorRegistry()),
-            epoch=Epoch(self.board),
         )
 
     def collector(self, backend: Backend, name: str = "echo", **fields: Any) -> Collector:
@@ -282,6 +285,23 @@ class Bench:
         await self.log.append(job.topic, envelope.to_record(job))
         await self.board.confirm(job.tenant, job.id)
         return job
+
+    async def wipe(self) -> None:
+        """Everything but the log, which on a cluster is on Kafka."""
+        names = [name async for name in self.redis.scan_iter(count=1000) if not name.startswith(b"log")]
+        await self.redis.delete(*names)
+
+    async def copied(self) -> Copy:
+        """Everything but the log, as a replica or a backup would have it now."""
+        names = [name async for name in self.redis.scan_iter(count=1000) if not name.startswith(b"log")]
+        values = [(name, await self.redis.pttl(name), await self.redis.dump(name)) for name in names]
+        return {name: (max(0, ttl), value) for name, ttl, value in values if value is not None}
+
+    async def set_back(self, copy: Copy) -> None:
+        """The copy takes over."""
+        await self.wipe()
+        for name, (ttl, value) in copy.items():
+            await self.redis.restore(name, ttl, value)
 
     async def view(self, job: Job) -> JobView:
         """The job as the board knows it."""

@@ -206,6 +206,7 @@ class World:
         board, quotas = Board(scripts), Quotas(scripts)
         return Attempt(
             board=board,
+            epoch=core.epoch,
             outbox=Outbox(
                 board,
                 life.of(core.log),

@@ -373,8 +373,7 @@ async def test_a_board_that_is_lost_loses_no_job_that_a_backend_has(bench: Bench
     job = await bench.queued()
     async with running(bench, backend, handed_off_s=0.5):
         await taken(bench, backend)
-        names = [name async for name in bench.redis.scan_iter(count=1000) if not name.startswith(b"log")]
-        await bench.redis.delete(*names)
+        await bench.wipe()
         await bench.rebuild()
         backend.verdicts[f"{job.id}.1"] = DONE
         await until(lambda: _has_events(bench, 1))

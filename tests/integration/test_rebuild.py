@@ -1,9 +1,10 @@
 """A board that was wiped or set back is noticed, and made anew from the log, on a real Valkey."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from consumers.rebuilder import Rebuilder
 from gateway.auth import authenticate
 from policies.deployments import Limits
 from policies.keys import ApiKeys, KeyHolder
-from policies.quota import Exhausted, deployment_scope, tenant_scope
+from policies.quota import Exhausted, deployment_scope, nanodollars, tenant_scope
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
 from router import envelope, topics
@@ -57,29 +58,6 @@ async def working(bench: Bench) -> AsyncGenerator[None]:
             stop.set()
 
 
-async def wipe(bench: Bench) -> None:
-    """Everything but the log, which on a cluster is on Kafka."""
-    names = [name async for name in bench.redis.scan_iter(count=1000) if not name.startswith(b"log")]
-    await bench.redis.delete(*names)
-
-
-Copy = Mapping[bytes, tuple[int, bytes]]
-
-
-async def copied(bench: Bench) -> Copy:
-    """Everything but the log, as a replica or a backup would have it now."""
-    names = [name async for name in bench.redis.scan_iter(count=1000) if not name.startswith(b"log")]
-    values = [(name, await bench.redis.pttl(name), await bench.redis.dump(name)) for name in names]
-    return {name: (max(0, ttl), value) for name, ttl, value in values if value is not None}
-
-
-async def set_back(bench: Bench, copy: Copy) -> None:
-    """The copy takes over."""
-    await wipe(bench)
-    for name, (ttl, value) in copy.items():
-        await bench.redis.restore(name, ttl, value)
-
-
 async def some_finished(bench: Bench, count: int = 5, **fields: Any) -> list[Job]:
     jobs = [await bench.queued(f"hello number {number}", **fields) for number in range(count)]
     async with working(bench):
@@ -93,7 +71,7 @@ async def test_a_wiped_board_runs_nothing_until_it_is_rebuilt_and_then_repeats_n
     finished = await some_finished(bench)
     queued = [await bench.queued(f"not yet {number}") for number in range(3)]
     spent_before = await bench.costs()
-    await wipe(bench)
+    await bench.wipe()
 
     async with working(bench):
         await until(lambda: _refuses(bench, queued[0]))
@@ -120,7 +98,7 @@ async def _events(bench: Bench, count: int) -> bool:
 
 async def test_rebuilt_tombstones_are_met_by_records_that_come_again(bench: Bench) -> None:
     [job] = await some_finished(bench, 1)
-    await wipe(bench)
+    await bench.wipe()
     await bench.rebuild()
 
     assert await bench.board.claim(job, ANN, lease_s=20) == Finished(JobState.COMPLETED)
@@ -131,9 +109,9 @@ async def test_a_budget_is_as_used_after_the_rebuild_as_before(bench: Bench) -> 
     scope = tenant_scope(bench.tenants["acme"])
     ask: dict[str, Any] = {"tokens": 1, "usd": Decimal("0.0001"), "hold_s": 1.0, "ttl_s": 60.0}
     before = await bench.quotas.reserve(scope, "before:1", **ask)
-    await wipe(bench)
+    await bench.wipe()
     unknown = await bench.quotas.reserve(scope, "unknown:1", **ask)
-    await wipe(bench)
+    await bench.wipe()
     await bench.rebuild()
 
     after = await bench.quotas.reserve(scope, "after:1", **ask)
@@ -153,7 +131,7 @@ async def budgets(bench: Bench) -> dict[str, Any]:
 async def test_tenants_keys_models_and_deployments_have_used_what_the_ledger_says(limited: Bench) -> None:
     await some_finished(limited, limited_key="ci")
     before = await budgets(limited)
-    await wipe(limited)
+    await limited.wipe()
     lost = await budgets(limited)
     await limited.rebuild()
     await limited.rebuild()
@@ -172,6 +150,68 @@ async def test_what_running_calls_have_reserved_stays_reserved_when_a_whole_boar
     assert await budgets(limited) == before
 
 
+@pytest.mark.parametrize("course", [("copy", "accept", "run"), ("accept", "copy", "run"), ("accept", "run", "copy")])
+async def test_what_was_open_when_the_board_was_set_back_is_in_the_budgets_once_it_has_ended(
+    limited: Bench, course: Sequence[str]
+) -> None:
+    """Its reservation is in the copy or not, as its job is; and what had ended may still be reserved there."""
+    limited.lease_s = 0.9
+    worker, stop = limited.worker(), asyncio.Event()
+    job, copy = a_job(), await limited.copied()
+    for _ in range(10):
+        await limited.board.beat()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.run(stop))
+        await limited.ended(await limited.queued("Hello", limited_key="ci"))
+        for step in course:
+            match step:
+                case "copy":
+                    copy = await limited.copied()
+                case "accept":
+                    job = await limited.job("wait:3 for it", limited_key="ci")
+                case "run":
+                    await limited.log.append(job.topic, envelope.to_record(job))
+                    await until(partial(_runs, limited, job))
+        others = [await limited.queued("Hello again", limited_key="ci") for _ in range(5)]
+        await limited.ended(*others)
+        for _ in range(10):
+            await limited.board.beat()
+        await until(lambda: worker.attempt.epoch.beat >= 20)
+        await limited.set_back(copy)
+        await until(lambda: worker.attempt.epoch.fault is not None)
+        await limited.rebuild()
+        await until(lambda: _has_event(limited, job), within=20)
+        stop.set()
+
+    rows = {(row["job"], row["attempt"]): row for row in await limited.charges()}.values()
+    tokens, dollars = sum(row["tokens"] for row in rows), sum(nanodollars(Decimal(row["usd"])) for row in rows)
+    found = {name: int(*used.values()) for name, used in (await budgets(limited)).items()}
+    assert found == {name: tokens if name.endswith(":day") else dollars for name in found}
+
+
+async def _has_event(bench: Bench, job: Job) -> bool:
+    return f"job_{job.id}" in await bench.events()
+
+
+async def test_what_ends_while_the_ledger_is_read_is_in_the_budgets(limited: Bench) -> None:
+    await some_finished(limited, 1, limited_key="ci")
+    before = await budgets(limited)
+    await limited.wipe()
+    scope = tenant_scope(limited.tenants["acme"], deployment="small", key="ci")
+    deployment = deployment_scope(limited.deployments["small"])
+    for each in (scope, deployment):  # by a worker whose line comes too late to be read
+        await limited.quotas.count_unreserved(each, "late:1", tokens=7, usd=Decimal("0.25"))
+    await limited.rebuild()
+
+    assert {name: int(*used.values()) for name, used in (await budgets(limited)).items()} == {
+        name: int(*used.values()) + (7 if name.endswith(":day") else 250_000_000) for name, used in before.items()
+    }
+
+
+async def _runs(bench: Bench, job: Job) -> bool:
+    return await bench.state(job) is JobState.RUNNING
+
+
 async def test_days_whose_jobs_are_forgotten_are_counted_once_however_often_it_runs(bench: Bench) -> None:
     [job] = await some_finished(bench, 1)
     [today] = await bench.costs()
@@ -182,7 +222,7 @@ async def test_days_whose_jobs_are_forgotten_are_counted_once_however_often_it_r
     )
     for _ in range(2):  # one may be on the ledger twice
         await bench.log.append(topics.CHARGES, record)
-    await wipe(bench)
+    await bench.wipe()
     await bench.rebuild()
     await bench.rebuild()
 
@@ -196,7 +236,7 @@ async def test_days_whose_jobs_are_forgotten_are_counted_once_however_often_it_r
 async def test_api_keys_come_back_and_a_revoked_one_stays_revoked(bench: Bench) -> None:
     kept, revoked = await bench.keyring.create("acme", "kept"), await bench.keyring.create("acme", "revoked")
     await bench.keyring.revoke(revoked.id)
-    await wipe(bench)
+    await bench.wipe()
     lost = await ApiKeys(bench.redis).find(kept.text)
     done = await bench.rebuild()
     again = await bench.rebuild()
@@ -212,7 +252,7 @@ async def test_api_keys_come_back_and_a_revoked_one_stays_revoked(bench: Bench) 
 
 async def test_a_key_that_nobody_knows_is_no_wrong_key_while_the_board_is_lost(bench: Bench) -> None:
     made, epoch = await bench.keyring.create("acme", "kept"), Epoch(bench.board)
-    await wipe(bench)
+    await bench.wipe()
     await epoch.look()
 
     with pytest.raises(BoardUnavailableError):
@@ -222,7 +262,7 @@ async def test_a_key_that_nobody_knows_is_no_wrong_key_while_the_board_is_lost(b
 async def test_a_lost_board_is_rebuilt_without_being_asked_where_that_is_allowed(bench: Bench) -> None:
     finished = await some_finished(bench)
     queued = [await bench.queued(f"not yet {number}") for number in range(3)]
-    await wipe(bench)
+    await bench.wipe()
     stop = asyncio.Event()
 
     async with working(bench), asyncio.TaskGroup() as tasks:
@@ -238,7 +278,7 @@ async def test_the_next_attempt_after_a_wipe_has_a_number_of_its_own(bench: Benc
     job = await bench.queued()
     await bench.board.claim(job, ANN, lease_s=20)
     await bench.board.start(job, ANN, most_deliveries=3, microbatch="mb_1")
-    await wipe(bench)
+    await bench.wipe()
     await bench.board.close_attempt(job, a_charge(job, 1, outcome="late"))
     await bench.rebuild()
 
@@ -249,10 +289,10 @@ async def test_the_next_attempt_after_a_wipe_has_a_number_of_its_own(bench: Benc
 async def test_the_next_attempt_after_a_set_back_has_a_number_of_its_own(bench: Bench) -> None:
     """Two attempts of one number are one on the ledger, and one of them would cost nothing."""
     job = await bench.queued()
-    before = await copied(bench)
+    before = await bench.copied()
     await bench.board.claim(job, ANN, lease_s=20)
     await bench.board.start(job, ANN, most_deliveries=3, microbatch="mb_1")
-    await set_back(bench, before)
+    await bench.set_back(before)
     await bench.board.close_attempt(job, a_charge(job, 1, outcome="late"))
     await bench.rebuild()
 
@@ -265,7 +305,7 @@ async def test_on_a_board_that_was_set_back_no_job_ends_that_had_ended_otherwise
     expiring = await bench.queued(deadline_s=2.0)
     accepting = await accepted(bench.board, a_job(), confirmed=False)
     await bench.log.append(accepting.topic, envelope.to_record(accepting))
-    before = await copied(bench)
+    before = await bench.copied()
     epoch = Epoch(bench.board)
     for _ in range(10):
         await bench.board.beat()
@@ -273,7 +313,7 @@ async def test_on_a_board_that_was_set_back_no_job_ends_that_had_ended_otherwise
     async with working(bench):
         await bench.ended(expiring, accepting)
     ended = await bench.events()
-    await set_back(bench, before)
+    await bench.set_back(before)
     await until(lambda: _is_over(bench, expiring))
 
     await a_sweeper(bench, epoch=epoch, unpublished_s=0, left_behind_s=0).sweep()
@@ -302,7 +342,7 @@ async def test_a_rebuild_may_run_twice_and_on_a_board_that_is_whole(bench: Bench
 
 async def test_only_a_board_that_is_new_with_its_log_begins_by_itself(bench: Bench) -> None:
     await some_finished(bench, 1)
-    await wipe(bench)
+    await bench.wipe()
     await begin(bench.log, bench.board)
     lost = await bench.board.epoch()
     await bench.redis.flushdb()
@@ -317,7 +357,7 @@ async def test_a_lost_board_is_not_ready_and_says_what_to_do(bench: Bench) -> No
     epoch = Epoch(bench.board)
     await epoch.look()
     whole = epoch.fault
-    await wipe(bench)
+    await bench.wipe()
     await epoch.look()
 
     assert whole is None
