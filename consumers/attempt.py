@@ -72,7 +72,7 @@ class Attempt(Means):
         return await self._watched(following, HandOff(self, running, following).collect(submission))
 
     def _running(self, job: Job, owner: str, tally: Tally, deployment: Deployment, claim: Run) -> Running:
-        number = claim.attempts + 1
+        number, now = claim.attempts + 1, self.clock()
         return Running(
             job=job,
             owner=owner,
@@ -80,9 +80,9 @@ class Attempt(Means):
             tally=tally,
             scopes=self.scopes(job),
             number=number,
-            seconds_left=claim.seconds_left,
+            ends_at=now + claim.seconds_left,
             rid=reservation_id(job.id, number),
-            born_at=self.clock() - (job.expires_at - job.created_at - claim.seconds_left),
+            born_at=now - (job.expires_at - job.created_at - claim.seconds_left),
             is_rerun=claim.attempts > 0,
             epoch=self.epoch.name,
         )

@@ -17,7 +17,7 @@ from policies.cooldown import Probe
 from policies.quota import Exhausted, Granted, Verdict, Wait
 from policies.scripts import BoardUnavailableError
 from router import responses
-from router.board import Cancelled, CancelRequested, Expired, Lost, Run, Started, TooManyDeliveries
+from router.board import Cancelled, CancelRequested, Expired, Lost, Run, Started, TooLate, TooManyDeliveries
 from router.conversations import ConversationLostError
 from router.job import Job, JobState
 from router.payloads import PayloadLostError, PayloadUnavailableError
@@ -101,7 +101,7 @@ class Calling:
             tokens=job.estimate.tokens,
             usd=job.estimate.usd,
             hold_s=means.lease_s * 2,
-            ttl_s=running.seconds_left + 3600,
+            ttl_s=running.seconds_left(means.clock()) + 3600,
             keep=from_door,
             wants=means.wakeups.channel if is_long else "",
         )
@@ -181,6 +181,9 @@ class Calling:
             case CancelRequested():
                 await concluding.refund()
                 return await concluding.end(JobState.CANCELLED)
+            case TooLate():
+                await concluding.refund()
+                return await concluding.end(JobState.EXPIRED)
             case TooManyDeliveries(deliveries):
                 await concluding.refund()
                 return await concluding.fail("too_many_deliveries", f"Its process died {deliveries} times.", dead=True)
@@ -225,7 +228,7 @@ class Calling:
 
     async def _answer(self, job: Job, so_far: SoFar) -> Answer | Submitted:
         running = self.running
-        async with asyncio.timeout(running.seconds_left):
+        async with asyncio.timeout(running.seconds_left(self.means.clock())):
             if not job.stream:
                 return await self._closable(job, self._heard(None), so_far)
             async with chunk_writer(self.means.board, job, running.owner, running.number) as on_chunk:

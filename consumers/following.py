@@ -68,8 +68,9 @@ class Following:
         """The backend did not answer."""
         running, concluding = self.running, self.concluding
         running.is_probe = False
+        seconds_left = running.seconds_left(self.means.clock())
         decision = await self.means.onward.after(
-            running.job, error, running.rid, attempts=running.number, seconds_left=running.seconds_left
+            running.job, error, running.rid, attempts=running.number, seconds_left=seconds_left
         )
         log.warning(
             "attempt_failed",

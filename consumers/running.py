@@ -31,10 +31,10 @@ class Stop(StrEnum):
 class Running:
     """One attempt at a job that this process owns.
 
-    `rid` is its reservation's, `born_at` the moment of the job's accept on this process' steady clock. `is_open` once
-    its call may have been made, until then nothing is charged for it; `is_rerun` where an earlier attempt was, so that
-    the board knows more charges than this one's. `epoch` is the board's that it was claimed on. `traceparent` names its
-    span, where there are any.
+    `rid` is its reservation's, `born_at` and `ends_at` the job's accept and deadline on this process' steady clock.
+    `is_open` once its call may have been made, until then nothing is charged for it; `is_rerun` where an earlier attempt
+    was, so that the board knows more charges than this one's. `epoch` is the board's that it was claimed on.
+    `traceparent` names its span, where there are any.
     """
 
     job: Job
@@ -43,7 +43,7 @@ class Running:
     tally: Tally
     scopes: tuple[Scope, Scope]
     number: int
-    seconds_left: float
+    ends_at: float
     rid: str
     born_at: float
     is_rerun: bool
@@ -56,6 +56,10 @@ class Running:
     let_through: LetThrough | None = None
     call: asyncio.Task[Answer | Submitted] | None = None
     stop: Stop | None = None
+
+    def seconds_left(self, now: float) -> float:
+        """Until its deadline."""
+        return max(0.0, self.ends_at - now)
 
     def close(self, why: Stop) -> None:
         """Close its upstream call, for the first reason given."""

@@ -123,13 +123,18 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class TooLate:
+    """Do not start; conclude the job as expired."""
+
+
+@dataclass(frozen=True, slots=True)
 class TooManyDeliveries:
     """This job's process has died so often in its call that it is taken for the reason."""
 
     deliveries: int
 
 
-Start = Started | Lost | CancelRequested | TooManyDeliveries
+Start = Started | Lost | CancelRequested | TooLate | TooManyDeliveries
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +400,8 @@ class Board:
                 return TooManyDeliveries(int(deliveries))
             case [b"cancelled"]:
                 return CancelRequested()
+            case [b"expired"]:
+                return TooLate()
         return Lost()
 
     async def renew(self, job: Job, owner: str, *, lease_s: float) -> CancelRequested | Lost | None:

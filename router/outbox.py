@@ -11,7 +11,7 @@ from policies.deployments import Deployment
 from policies.quota import Quotas, Scopes, deployment_slot, tenant_slot
 from router import compact, ledger, topics
 from router.board import Board, OutboxEntry
-from router.job import Reply
+from router.job import JobState, Reply
 from router.log import Log, Record
 from router.replies import Replies
 from router.webhooks import Webhooks, of_job
@@ -21,8 +21,8 @@ from router.webhooks import Webhooks, of_job
 class Outbox:
     """Publishes what finished jobs left behind, and settles the quota of their deployment.
 
-    The ends of jobs are owed to the webhooks of their tenants from then on. What the door had reserved for a job
-    that ended without any attempt is given back.
+    The ends of jobs are owed to the webhooks of their tenants from then on. What was reserved for a job's next attempt
+    is given back.
     """
 
     board: Board
@@ -77,8 +77,8 @@ class Outbox:
             await self.replies.send(event, reply, at=entry.at)
         await self._owe_webhooks(event, at=entry.at, url=private.get("webhook_url", ""))
         job, _, attempts = event["id"].removeprefix("evt_").rpartition(".")
-        if attempts == "0":
-            await self.give_back(event["tenant"], event["deployment"], job)
+        if event["type"] != f"job.{JobState.COMPLETED}":
+            await self.give_back(event["tenant"], event["deployment"], job, attempt=int(attempts) + 1)
 
     async def _owe_webhooks(self, event: Mapping[str, Any], *, at: float, url: str) -> None:
         notice = of_job(event, at=at, url=url)
@@ -88,9 +88,9 @@ class Outbox:
             notice = replace(notice, type="response.incomplete")
         await self.webhooks.owe(event["tenant"], notice)
 
-    async def give_back(self, tenant: str, deployment: str, job_id: str) -> None:
-        """What the door may have reserved for a job that was never called."""
-        rid = reservation_id(job_id, 1)
+    async def give_back(self, tenant: str, deployment: str, job_id: str, *, attempt: int = 1) -> None:
+        """What may be reserved for a call that is not made: by the door, or a worker that died before it."""
+        rid = reservation_id(job_id, attempt)
         await self.quotas.release(deployment_slot(deployment), rid)
         await self.quotas.release(tenant_slot(tenant), rid, unclaimed=unclaimed_name(rid, deployment))
 

@@ -466,6 +466,21 @@ async def test_a_job_past_its_deadline_is_not_run(bench: Bench) -> None:
     assert counting.calls == 0
 
 
+async def test_a_job_whose_deadline_comes_while_it_waits_to_be_let_through_is_not_run(bench: Bench) -> None:
+    counting, job = Counting(), await bench.job(deadline_s=0.3)
+    attempt = bench.attempt(counting)
+    attempt.unsaved.count = attempt.unsaved.most  # answers pile up, as Redis was slow
+    task = asyncio.create_task(run(attempt, job))
+    await until(lambda: _is_overdue(bench, job))
+    attempt.unsaved.count = 0
+    attempt.unsaved.wake()
+    outcome = await soon(task)
+
+    assert outcome == Concluded()
+    assert await bench.state(job) is JobState.EXPIRED
+    assert counting.calls == 0
+
+
 async def _is_overdue(bench: Bench, job: Job) -> bool:
     return await bench.board.now() > job.expires_at + 0.001
 

@@ -15,7 +15,7 @@ from router.board import Run, Started
 from router.job import Job, JobState
 from router.log import LogUnavailableError
 from router.outbox import reservation_id
-from tests.builders import Bench, a_bench, a_charge, a_conclusion, a_deployment, a_tally, entries, records
+from tests.builders import Bench, a_bench, a_charge, a_conclusion, a_deployment, a_tally, an_event, entries, records
 
 ANN = "worker:ann|jobs|1-0|1"
 
@@ -135,6 +135,27 @@ async def test_the_quota_of_the_deployment_is_settled_on_the_way(bench: Bench) -
 
     assert isinstance(before, Wait)
     assert isinstance(await bench.quotas.reserve(scope, "other:1", **other), Granted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+async def test_what_a_worker_had_reserved_that_died_before_the_call_is_given_back_with_the_jobs_end(
+    bench: Bench, attempts: int
+) -> None:
+    scope = deployment_scope(bench.deployments["limited"])
+    job = await bench.job(deployment="limited")
+    await bench.board.claim(job, ANN, lease_s=30)
+    for _ in range(attempts):
+        await bench.board.start(job, ANN, most_deliveries=3, microbatch="mb_1")
+        await bench.board.close_attempt(job, a_charge(job, outcome="failed"))
+    rid = reservation_id(job.id, attempts + 1)
+    await bench.quotas.reserve(scope, rid, tokens=100, usd=None, hold_s=60, ttl_s=3600)
+    await bench.board.release(job, ANN, undo_delivery=True)  # as its lease runs out
+    await bench.board.cancel("acme", job.id, an_event(job, JobState.CANCELLED, attempts=attempts))
+
+    await bench.outbox.drain("acme")
+
+    next_one = await bench.quotas.reserve(scope, "other:1", tokens=80, usd=None, hold_s=60, ttl_s=60)
+    assert isinstance(next_one, Granted)
 
 
 async def test_a_charge_on_a_deployment_that_is_gone_is_published_all_the_same(bench: Bench) -> None:
