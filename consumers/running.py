@@ -32,8 +32,8 @@ class Running:
     """One attempt at a job that this process owns.
 
     `rid` is its reservation's, `born_at` and `ends_at` the job's accept and deadline on this process' steady clock.
-    `is_open` once its call may have been made, until then nothing is charged for it; `is_rerun` where an earlier attempt
-    was, so that the board knows more charges than this one's. `epoch` is the board's that it was claimed on.
+    `is_open` once its call may have been made, until then nothing is charged for it; `is_rerun` where an earlier
+    attempt was, so that the board knows more charges than this one's. `epoch` is the board's that it was claimed on.
     `traceparent` names its span, where there are any.
     """
 

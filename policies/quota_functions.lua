@@ -1,12 +1,15 @@
 -- The quota of one slot. A part is one set of limits: buckets, leases, a day's tokens and a month's dollars, in keys
 -- that begin with the part's own. The arithmetic of a bucket is that of bucket.py.
--- keys: 1 reservation, 2.. the parts. Of a part: key:requests and key:tokens (buckets), key:leases, key:wanted, key:day,
---   key:usd
+-- keys: 1 reservation, 2.. the parts. Of a part: key:requests and key:tokens (buckets), key:leases, key:still, key:wanted,
+--   key:day, key:usd
 -- In arguments '' is "no limit" or "unknown". `now` is in microseconds, which only %.0f writes without loss.
 local QUOTA_SLACK = 1e-6
 local QUOTA_TOO_FAR_AHEAD = 60000000
 local QUOTA_LOOK_AGAIN_MS = 250 -- a lease may be given back at any moment, so nobody waits longer for one
 local QUOTA_WANTED_MS = 600 -- until then who wants a place has looked again
+local QUOTA_STILL_MS = 15000 -- who holds a place renews it more often: after a longer silence this server stood still
+local QUOTA_GRACE_MS = 22000 -- longer than a third of the longest lease: by then who lives has renewed
+local QUOTA_STILL_KEPT_MS = 600000 -- how long it may have stood still
 local QUOTA_SPARE_MS = 60000 -- a key outlives its use by this
 local QUOTA_LONGEST_MS = 1e12
 local QUOTA_BUDGET_MS = 5443200000 -- 63 days: a month's figure lives until the next month is over
@@ -44,12 +47,27 @@ local function quota_keep(key, level, at, rate, burst, now)
   redis.call('PEXPIRE', key, string.format('%.0f', quota_full_ms(level, at, rate, burst, now) + QUOTA_SPARE_MS))
 end
 
-local function quota_lease(key, rid, hold_ms, now)
+-- The moment after which a lease must end to count: now, or the last sign of life before this server stood still, until
+-- those who live have renewed.
+local function quota_since(key, now_ms, notes)
+  local h = redis.call('HMGET', key .. ':still', 'at', 'from', 'until')
+  local at, from, till = tonumber(h[1] or now_ms), tonumber(h[2] or 0), tonumber(h[3] or 0)
+  local stood = now_ms - at > QUOTA_STILL_MS
+  if stood then from, till = at, now_ms + QUOTA_GRACE_MS end
+  if notes and (not h[1] or stood or now_ms < at or now_ms - at >= 1000) then
+    redis.call('HSET', key .. ':still', 'at', string.format('%.0f', now_ms),
+      'from', string.format('%.0f', from), 'until', string.format('%.0f', till))
+    redis.call('PEXPIRE', key .. ':still', QUOTA_STILL_KEPT_MS)
+  end
+  return (now_ms < till and till - now_ms <= QUOTA_GRACE_MS) and math.min(from, now_ms) or now_ms
+end
+
+local function quota_lease(key, rid, hold_ms, since_ms, now)
   local now_ms = math.floor(now / 1000)
-  redis.call('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now_ms))
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', since_ms))
   redis.call('ZADD', key, string.format('%.0f', now_ms + hold_ms), rid)
   local last = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
-  redis.call('PEXPIRE', key, string.format('%.0f', tonumber(last[2]) - now_ms + QUOTA_SPARE_MS))
+  redis.call('PEXPIRE', key, string.format('%.0f', tonumber(last[2]) - now_ms + QUOTA_STILL_KEPT_MS))
 end
 
 -- The UTC month of a moment, as '2026-11' (days to civil date, counting years from March).
@@ -96,14 +114,15 @@ local function quota_judge(key, p, rid, held, idle, wants, tokens, nano, now)
   local now_ms, v = math.floor(now / 1000), {wait = 0, why = '', buckets = {}, places = 0, day_left = 0}
   local asked = not held and not idle
   if p.concurrency then
-    local alive = '(' .. string.format('%.0f', now_ms)
+    local alive = '(' .. string.format('%.0f', p.since)
     v.places = p.concurrency - redis.call('ZCOUNT', key .. ':leases', alive, '+inf')
-    local own = held and tonumber(redis.call('ZSCORE', key .. ':leases', rid) or 0) > now_ms
+    local own = held and tonumber(redis.call('ZSCORE', key .. ':leases', rid) or 0) > p.since
     if not own and not idle then
-      if wants == '' then v.places = v.places - redis.call('ZCOUNT', key .. ':wanted', alive, '+inf') end
+      if wants == '' then v.places = v.places - redis.call('ZCOUNT', key .. ':wanted', '(' .. string.format('%.0f', now_ms), '+inf') end
       if v.places < 1 then
         local first = redis.call('ZRANGEBYSCORE', key .. ':leases', alive, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
         local left = first[2] and tonumber(first[2]) - now_ms or QUOTA_LOOK_AGAIN_MS
+        if left <= 0 then left = QUOTA_LOOK_AGAIN_MS end
         v.wait, v.why, v.no_place = math.min(QUOTA_LOOK_AGAIN_MS, left), 'concurrency', true
       end
       v.takes_place = true
@@ -145,7 +164,7 @@ end
 -- Take from a part what it granted. What that was is kept with the reservation, and all that a settle must know.
 local function quota_take(held_key, key, p, v, rid, hold_ms, tokens, nano, now)
   local taken = {'-', '-', '-', '-', '-', '-', '-', '0', '-', '0'}
-  if p.concurrency then quota_lease(key .. ':leases', rid, hold_ms, now) end
+  if p.concurrency then quota_lease(key .. ':leases', rid, hold_ms, p.since, now) end
   for i, b in pairs(v.buckets) do
     quota_keep(key .. QUOTA_BUCKETS[i], b.left, b.at, b.rate, b.burst, now)
     taken[3 * i - 2] = string.format('%.17g', b.level - b.left)
@@ -179,6 +198,7 @@ local function quota_reserve(keys, argv, now)
       shadow = argv[a + 3] == '1',
       rates = {tonumber(argv[a + 4]), tonumber(argv[a + 6])}, bursts = {tonumber(argv[a + 5]), tonumber(argv[a + 7])},
     }
+    if p.concurrency then p.since = quota_since(key, math.floor(now / 1000), rid ~= '') end
     local held = duplicate and redis.call('HEXISTS', keys[1], key) == 1
     local v = quota_judge(key, p, rid, held, duplicate and not held, wants, tokens, nano, now)
     v.held, parts[n], verdicts[n] = held, p, v
@@ -200,7 +220,7 @@ local function quota_reserve(keys, argv, now)
   for n, v in ipairs(verdicts) do
     local p, key = parts[n], keys[n + 1]
     local takes = granted and not v.refuses
-    if wants ~= '' and v.no_place and not p.shadow then quota_lease(key .. ':wanted', wants, QUOTA_WANTED_MS, now) end
+    if wants ~= '' and v.no_place and not p.shadow then quota_lease(key .. ':wanted', wants, QUOTA_WANTED_MS, math.floor(now / 1000), now) end
     if wants ~= '' and takes and v.takes_place then redis.call('ZREM', key .. ':wanted', wants) end
     if granted and not duplicate and v.refuses then
       shadows[#shadows + 1] = v.exhausted and 'usd_per_month' or v.why
@@ -209,7 +229,7 @@ local function quota_reserve(keys, argv, now)
       if not looks then quota_take(keys[1], key, p, v, rid, hold_ms, tokens, nano, now) end
       v.day_left = v.day_left - tokens
     elseif takes and v.held and p.concurrency then
-      quota_lease(key .. ':leases', rid, hold_ms, now)
+      quota_lease(key .. ':leases', rid, hold_ms, p.since, now)
     end
     if takes and v.takes_place then v.places = v.places - 1 end
     for i = 1, 2 do
@@ -263,7 +283,8 @@ local function quota_renew(keys, argv, now)
   if redis.call('EXISTS', keys[1]) == 0 then return 0 end
   for n = 2, #keys do
     if argv[n + 1] == '1' and redis.call('HEXISTS', keys[1], keys[n]) == 1 then
-      quota_lease(keys[n] .. ':leases', argv[1], tonumber(argv[2]), now)
+      local since_ms = quota_since(keys[n], math.floor(now / 1000), true)
+      quota_lease(keys[n] .. ':leases', argv[1], tonumber(argv[2]), since_ms, now)
     end
   end
   return 1

@@ -230,7 +230,7 @@ async def test_all_keys_of_a_scope_lie_in_one_slot_and_expire(quotas: Quotas, re
         keys = cast("list[bytes]", await redis.keys(f"{scope.slot}*"))
         assert {key_slot(key) for key in keys} == {key_slot(scope.slot.encode())}
         assert all([await redis.pttl(key) > 0 for key in keys])
-    assert len(await redis.keys()) == 2 * 6
+    assert len(await redis.keys()) == 2 * 7
 
 
 # Several parts

@@ -65,6 +65,43 @@ async def test_the_scripts_do_what_the_model_does(redis: "Redis", seed: int) -> 
         assert scripts.answer == expected, f"seed {seed}, step {step}"
 
 
+async def test_a_redis_that_stood_still_ends_no_place_whose_holder_lives_and_frees_those_of_the_dead(
+    redis: "Redis",
+) -> None:
+    scripts = _TimedScripts(redis, START)
+    quotas, scope = Quotas(scripts), tenant_scope(Tenant("acme", Limits(concurrency=2)))
+    asks = {"tokens": 1, "usd": None, "hold_s": 40.0, "ttl_s": 10**6}
+
+    async def ask(rid: str, at_s: float) -> Granted | Wait | Exhausted:
+        scripts.now = START + int(at_s * SECOND)
+        return await quotas.reserve(scope, rid, **asks)  # type: ignore[arg-type]
+
+    await ask("alive:1", 0)
+    await ask("dead:1", 0)
+    waiting = [await ask("next:1", 66 + second / 4) for second in range(24)]  # it was stopped for a minute
+    scripts.now = START + 72 * SECOND
+    await quotas.renew(scope, "alive:1", hold_s=40)
+    waiting += [await ask("next:1", 72 + second / 4) for second in range(64)]
+    freed, full = await ask("next:1", 88.1), await ask("other:1", 88.2)
+
+    assert all(isinstance(each, Wait) for each in [*waiting, full])
+    assert isinstance(freed, Granted)
+
+
+async def test_a_dead_holders_place_is_free_in_time_where_others_ask(redis: "Redis") -> None:
+    scripts = _TimedScripts(redis, START)
+    quotas, scope = Quotas(scripts), tenant_scope(Tenant("acme", Limits(concurrency=1)))
+    asks = {"tokens": 1, "usd": None, "hold_s": 40.0, "ttl_s": 10**6}
+    await quotas.reserve(scope, "dead:1", **asks)  # type: ignore[arg-type]
+
+    verdicts = []
+    for second in range(1, 42):
+        scripts.now = START + second * SECOND
+        verdicts.append(await quotas.reserve(scope, "next:1", **asks))  # type: ignore[arg-type]
+
+    assert [isinstance(each, Granted) for each in verdicts] == [False] * 39 + [True, True]
+
+
 async def test_a_day_starts_with_nothing_used_and_a_job_is_settled_in_its_own(redis: "Redis") -> None:
     scripts = _TimedScripts(redis)
     quotas, scope = Quotas(scripts), tenant_scope(Tenant("acme", Limits(tokens_per_day=1000)))
@@ -217,16 +254,18 @@ class _PartModel:
         self.nano: dict[str, int] = {}
         self.days: dict[int, int] = {}
         self.held: dict[str, _Held] = {}
+        self.still: tuple[int, int, int] | None = None
 
     def judge(self, ask: _Reservation, now: int, *, duplicate: bool) -> _Judged:
         said, now_ms = _Judged(), now // 1000
         held = ask.rid in self.held
         if self.part.concurrency is not None and (held or not duplicate):
-            alive = self._alive(now_ms)
+            alive = self._alive(now_ms, self.since(now_ms))
             if not (held and ask.rid in alive):
                 said.takes_place = True
                 if len(alive) >= self.part.concurrency:
-                    said.wait, said.why = min(250, min(alive.values()) - now_ms), b"concurrency"
+                    left = min(alive.values()) - now_ms
+                    said.wait, said.why = min(250, left if left > 0 else 250), b"concurrency"
         if duplicate:
             return said
         for name, limit in self.limits.items():
@@ -256,7 +295,8 @@ class _PartModel:
         self.nano[_month(now)] = self.nano.get(_month(now), 0) + (ask.nano or 0)
 
     def lease(self, rid: str, hold_ms: int, now: int) -> None:
-        self.leases = self._alive(now // 1000) | {rid: now // 1000 + hold_ms}
+        if self.part.concurrency is not None:
+            self.leases = self._alive(now // 1000, self.since(now // 1000)) | {rid: now // 1000 + hold_ms}
 
     def settle(self, rid: str, requests: int, tokens: int, nano: int | None, now: int) -> None:
         self.leases.pop(rid, None)
@@ -281,11 +321,21 @@ class _PartModel:
             rooms += [bucket.remaining(level), bucket.full_in_ms(limit, level, now)]
         most, places = self.part.tokens_per_day, self.part.concurrency
         rooms.append(0 if most is None else max(0, most - self.days.get(now // DAY, 0)))
-        rooms.append(0 if places is None else max(0, places - len(self._alive(now // 1000))))
+        rooms.append(0 if places is None else max(0, places - len(self._alive(now // 1000, self.since(now // 1000)))))
         return rooms
 
-    def _alive(self, now_ms: int) -> dict[str, int]:
-        return {rid: until for rid, until in self.leases.items() if until > now_ms}
+    def since(self, now_ms: int) -> int:
+        """After which moment a lease must end to count: when nobody was heard for long, Redis stood still."""
+        at, since, until = self.still or (now_ms, 0, 0)
+        stood = now_ms - at > 15_000
+        if stood:
+            since, until = at, now_ms + 22_000
+        if self.still is None or stood or not 0 <= now_ms - at < 1000:
+            self.still = now_ms, since, until
+        return min(since, now_ms) if 0 < until - now_ms <= 22_000 else now_ms
+
+    def _alive(self, now_ms: int, since: int) -> dict[str, int]:
+        return {rid: until for rid, until in self.leases.items() if until > since}
 
 
 class _Model:
