@@ -18,6 +18,7 @@ from router.keyring import Keyring
 from router.ledger import Charged
 from router.log import Log
 from router.machine_sums import MachineSums, billed
+from router.outbox import reservation_id
 
 REMEMBERED = 200_000  # attempts and bills, by which one that is on the ledger twice is known; repeats come soon after
 
@@ -71,7 +72,7 @@ class Rebuild:
         return done
 
     async def _count(self, attempt: Charged, text: str, sums: "_Sums") -> bool:
-        if sums.is_repeat(f"{attempt.job_id}.{attempt.number}"):
+        if sums.is_repeat(reservation_id(attempt.job_id, attempt.number)):
             return False
         of_tenant = self.scopes.of_tenant(attempt.tenant, deployment=attempt.deployment, key=attempt.key)
         for scope in (of_tenant, self.scopes.of_deployment(attempt.deployment)):
