@@ -78,15 +78,16 @@ def elsewhere(view: JobView) -> bytes:
 
 
 def page(
-    views: Sequence[JobView], *, has_more: bool, quote: Callable[[JobView], Quote] = lambda view: NOTHING
+    views: Sequence[JobView], *, more_after: str = "", quote: Callable[[JobView], Quote] = lambda view: NOTHING
 ) -> bytes:
-    """A page of job objects, without their results."""
+    """A page of job objects, without their results. Behind the job `more_after`, if any, there may be more."""
     ids = [JOB + view.job.id for view in views]
+    last = JOB + more_after if more_after else next(reversed(ids), None)
     head = {
         "object": "list",
         "first_id": ids[0] if ids else None,
-        "last_id": ids[-1] if ids else None,
-        "has_more": has_more,
+        "last_id": last,
+        "has_more": bool(more_after),
     }
     return encode(head)[:-1] + b',"data":[' + b",".join(job(view, quote=quote(view)) for view in views) + b"]}"
 

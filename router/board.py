@@ -22,6 +22,7 @@ KINDS: Mapping[str, str] = {"/v1/videos": "videos"}  # endpoints whose jobs have
 READ_OUT_S = 60.0  # how long the pieces of a stream that has ended are there for whoever still reads them,
 REPLAYED_S = 600.0  # or may come back for them
 LETTERS_KEPT_MS = 40 * 86_400_000  # since the last one was closed; longer than the topic keeps them
+LOOKED_AT_ONCE, MOST_LOOKED = 2_000, 100_000  # jobs, by one script and for one page
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,14 @@ class JobView:
     def media_type(self) -> str:
         """What the result is."""
         return self.result_at.media_type if self.result_at is not None else JSON
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """Some jobs. `last` is the id of the one that was looked at last; empty where there are no more behind it."""
+
+    views: list[JobView]
+    last: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -534,14 +543,24 @@ class Board:
         after: str,
         kind: str = "",
         is_oldest_first: bool = False,
-    ) -> list[JobView]:
+        look: int = MOST_LOOKED,
+    ) -> JobPage:
         """Jobs, newest first, after that id ("" is the start), in one of these states (none given: any). No results.
 
-        Of one `kind` (one of `KINDS`) or of all.
+        Of one `kind` (one of `KINDS`) or of all. A page may have fewer than `limit` where few of so many as it may
+        `look` at are in these states.
         """
-        asked = after, limit, ",".join(states), kind, "asc" if is_oldest_first else "desc"
-        rows = cast("list[tuple[bytes, list[bytes]]]", await self._run(self._page, tenant, *asked))
-        return [_view(tenant, job_id.decode(), pairs, None) for job_id, pairs in rows]
+        views: list[JobView] = []
+        of, order = ",".join(states), "asc" if is_oldest_first else "desc"
+        for begun in range(0, look, LOOKED_AT_ONCE):
+            words: list[Value] = [after, limit - len(views), of, kind, order, min(LOOKED_AT_ONCE, look - begun)]
+            answer = await self._run(self._page, tenant, *words)
+            rows, last = cast("tuple[list[tuple[bytes, list[bytes]]], bytes]", answer)
+            views += [_view(tenant, job_id.decode(), pairs, None) for job_id, pairs in rows]
+            after = last.decode()
+            if not after or len(views) == limit:
+                break
+        return JobPage(views, after)
 
     async def delete(self, tenant: str, job_id: str) -> JobState | None:
         """Forget a finished job. Returns its state: one that is not terminal was left alone. None: no such job."""

@@ -56,11 +56,10 @@ class Jobs:
         after = request.query_params.get("after", "")
         if after and (after := render.job_id(after) or "") == "":
             raise InvalidRequestError("Invalid 'after': expected a job's id.", "after", "invalid_value")
-        views = await self._services.board.page(holder.tenant, states=states, limit=limit + 1, after=after)
-        return Response(
-            render.page(views[:limit], has_more=len(views) > limit, quote=self._services.quotes.of),
-            media_type=render.JSON,
-        )
+        found = await self._services.board.page(holder.tenant, states=states, limit=limit + 1, after=after)
+        views = found.views[:limit]
+        last = views[-1].job.id if len(found.views) > limit else found.last
+        return Response(render.page(views, more_after=last, quote=self._services.quotes.of), media_type=render.JSON)
 
     async def cancel(self, request: Request) -> Response:
         """End it. One that runs ends within a second; one that has ended stays as it is."""

@@ -43,11 +43,11 @@ class VideosApi:
         after = request.query_params.get("after", "")
         if after and (after := render.job_id(after) or "") == "":
             raise invalid("after", "expected a video's id")
-        views = await self._services.board.page(
+        found = await self._services.board.page(
             holder.tenant, states=(), limit=limit + 1, after=after, kind=KINDS[ENDPOINT], is_oldest_first=order == "asc"
         )
-        shown = [video(view, await self._asked(view)) for view in views[:limit]]
-        return Response(encode(render.list_of(shown, has_more=len(views) > limit)), media_type=render.JSON)
+        shown = [video(view, await self._asked(view)) for view in found.views[:limit]]
+        return Response(encode(render.list_of(shown, has_more=len(found.views) > limit)), media_type=render.JSON)
 
     async def retrieve(self, request: Request) -> Response:
         """The video as it is now."""

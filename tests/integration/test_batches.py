@@ -71,7 +71,7 @@ async def done_and_running(gateway: Gateway, batch: Batch, *, done: int, running
     """Return once so many of its lines are completed, and so many of acme's jobs run."""
 
     async def enough() -> bool:
-        views = await gateway.core.board.page("acme", states=[JobState.RUNNING], limit=100, after="")
+        views = (await gateway.core.board.page("acme", states=[JobState.RUNNING], limit=100, after="")).views
         return len(views) >= running and (await view_of(gateway, batch)).completed >= done
 
     await until(enough)
@@ -199,7 +199,7 @@ async def test_an_input_that_cannot_be_used_fails_the_batch_with_openais_codes_a
             [error] = done.errors.data
             assert (error.code, error.line, error.param) == (code, line, param)
             assert (done.output_file_id, done.error_file_id) == (None, None)
-        assert await gateway.core.board.page("acme", states=[], limit=10, after="") == []
+        assert (await gateway.core.board.page("acme", states=[], limit=10, after="")).views == []
 
 
 async def test_a_request_for_a_batch_is_checked(gateway: Gateway, sdk: openai.AsyncOpenAI) -> None:
@@ -380,7 +380,7 @@ async def test_nothing_is_left_behind_but_the_files_and_tombstones(gateway: Gate
     assert {name for name in names if name.startswith(key) and await redis.pttl(name) < 0} == set()
     files = (done.input_file_id, done.output_file_id, done.error_file_id)
     assert sorted(objects) == sorted(str(file).removeprefix("file-") for file in files)
-    assert await gateway.core.board.page("acme", states=[], limit=10, after="") == []
+    assert (await gateway.core.board.page("acme", states=[], limit=10, after="")).views == []
 
 
 async def test_receivers_are_told_of_the_batch_and_not_of_its_lines(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from policies.quota import Granted, Quotas, Wait, tenant_scope
 from policies.scripts import BoardUnavailableError, Scripts
 from policies.tenants import Tenant
 from router.board import (
+    LOOKED_AT_ONCE,
     Accepted,
     BatchOver,
     Board,
@@ -199,7 +200,7 @@ async def test_rejecting_fences_a_record_that_is_delivered_all_the_same(board: B
     assert states == [JobState.REJECTED] * 3
     assert await board.claim(job, ANN, lease_s=LEASE_S) == Finished(JobState.REJECTED)
     assert await board.view("acme", job.id) is None
-    assert await board.page("acme", states=[], limit=10, after="") == []
+    assert (await board.page("acme", states=[], limit=10, after="")).views == []
 
 
 async def test_a_job_that_was_claimed_meanwhile_wins_over_its_rejection(board: Board) -> None:
@@ -352,7 +353,7 @@ async def test_a_job_that_the_board_lost_is_written_anew_from_its_record(board: 
     assert type(claim) is Run
     view = await board.view("acme", job.id)
     assert view is not None and view.job == replace(job, body=b"")
-    assert [each.job.id for each in await board.page("acme", states=[], limit=10, after="")] == [job.id]
+    assert [each.job.id for each in (await board.page("acme", states=[], limit=10, after="")).views] == [job.id]
     assert await accept(board, a_job(), most=1) == QueueFull()
     assert await board.finish(job, ANN, a_conclusion(job)) is not None
     assert await accept(board, a_job(), most=1) != QueueFull()
@@ -711,7 +712,7 @@ async def test_after_its_result_is_gone_a_job_is_unseen_but_still_finished(scrip
     await until(lambda: _is_unseen(board, job))
 
     assert await board.claim(job, BOB, lease_s=LEASE_S) == Finished(JobState.COMPLETED)
-    assert await board.page("acme", states=[], limit=10, after="") == []
+    assert (await board.page("acme", states=[], limit=10, after="")).views == []
     assert 90 < await redis.ttl(_key(job)) <= 100
     assert not await redis.exists(f"{{t:acme}}:result:{job.id}")
 
@@ -729,7 +730,7 @@ async def test_a_deleted_job_is_unseen_but_still_finished(board: Board, redis: "
 
     assert verdicts == [JobState.COMPLETED, None]
     assert await board.view("acme", job.id) is None
-    assert await board.page("acme", states=[], limit=10, after="") == []
+    assert (await board.page("acme", states=[], limit=10, after="")).views == []
     assert await board.claim(job, BOB, lease_s=LEASE_S) == Finished(JobState.COMPLETED)
     assert not await redis.exists(f"{{t:acme}}:result:{job.id}", f"{{t:acme}}:chunks:{job.id}")
 
@@ -761,9 +762,9 @@ async def test_jobs_are_listed_newest_first_page_by_page(board: Board) -> None:
     await accepted(board, a_job(tenant="other"))
     await board.cancel("acme", jobs[2].id, an_event(jobs[2], JobState.CANCELLED))
 
-    first = await board.page("acme", states=[], limit=3, after="")
-    second = await board.page("acme", states=[], limit=3, after=first[-1].job.id)
-    cancelled = await board.page("acme", states=[JobState.CANCELLED], limit=3, after="")
+    first = (await board.page("acme", states=[], limit=3, after="")).views
+    second = (await board.page("acme", states=[], limit=3, after=first[-1].job.id)).views
+    cancelled = (await board.page("acme", states=[JobState.CANCELLED], limit=3, after="")).views
 
     assert [view.job.id for view in (*first, *second)] == [job.id for job in jobs]
     assert [view.job.id for view in cancelled] == [jobs[2].id]
@@ -773,8 +774,8 @@ async def test_videos_are_listed_by_themselves_however_many_other_jobs_there_are
     board: Board, redis: "Redis"
 ) -> None:
     async def ids(**asked: Any) -> list[str]:
-        views = await board.page("acme", states=[], limit=asked.pop("limit", 10), kind="videos", **asked)
-        return [view.job.id for view in views]
+        page = await board.page("acme", states=[], limit=asked.pop("limit", 10), kind="videos", **asked)
+        return [view.job.id for view in page.views]
 
     films = sorted([(await accepted(board, a_job(endpoint="/v1/videos"))).id for _ in range(4)])
     await redis.zadd("{t:acme}:jobs", {str(ULID()): 0 for _ in range(3000)})  # more than a page looks at
@@ -793,6 +794,24 @@ async def test_videos_are_listed_by_themselves_however_many_other_jobs_there_are
     assert set(await ids(after="")) == {*films, ghost.id, job.id}
     await board.delete("acme", job.id)
     assert set(await ids(after="")) == {*films, ghost.id}
+
+
+async def test_the_one_that_failed_is_found_behind_thousands_that_did_not(board: Board, redis: "Redis") -> None:
+    job = await accepted(board, a_job())
+    await board.cancel("acme", job.id, an_event(job, JobState.CANCELLED))
+    newer = [f"7ZZZZZZZZZZZZZZZZZZZZZ{number:04}" for number in range(LOOKED_AT_ONCE + 10)]
+    async with redis.pipeline(transaction=False) as pipeline:
+        for each in newer:
+            pipeline.zadd("{t:acme}:jobs", {each: 0}).hset(f"{{t:acme}}:job:{each}", "state", "completed")
+        await pipeline.execute()
+
+    found = await board.page("acme", states=[JobState.CANCELLED], limit=3, after="")
+    given_up = await board.page("acme", states=[JobState.CANCELLED], limit=3, after="", look=len(newer) - 5)
+    gone_on = await board.page("acme", states=[JobState.CANCELLED], limit=3, after=given_up.last)
+
+    assert [view.job.id for view in found.views] == [view.job.id for view in gone_on.views] == [job.id]
+    assert (found.last, given_up.views, gone_on.last) == ("", [], "")
+    assert given_up.last in newer
 
 
 async def test_pieces_of_a_stream_are_read_in_order_from_a_cursor(board: Board) -> None:

@@ -278,7 +278,7 @@ class World:
 
     async def jobs(self, tenant: str) -> list[JobView]:
         """Its jobs, with their results."""
-        found = await self.core.board.page(tenant, states=[], limit=100, after="")
+        found = (await self.core.board.page(tenant, states=[], limit=100, after="")).views
         return [view for each in found if (view := await self.core.board.view(tenant, each.job.id)) is not None]
 
 

@@ -29,7 +29,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 async def first_job(gateway: Gateway) -> Job:
     async with asyncio.timeout(PATIENCE_S):
-        while not (views := await gateway.core.board.page("acme", states=[JobState.QUEUED], limit=1, after="")):
+        while not (views := (await gateway.core.board.page("acme", states=[JobState.QUEUED], limit=1, after="")).views):
             await asyncio.sleep(0.01)
     return views[0].job
 

@@ -61,7 +61,7 @@ class Door:
 
     async def jobs(self, tenant: str = "acme") -> list[JobState]:
         """The states of a tenant's jobs."""
-        return [view.state for view in await self.core.board.page(tenant, states=[], limit=100, after="")]
+        return [view.state for view in (await self.core.board.page(tenant, states=[], limit=100, after="")).views]
 
     async def is_read(self) -> bool:
         """Whether all that was put is done."""

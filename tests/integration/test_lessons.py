@@ -227,7 +227,9 @@ async def test_a_shadow_run_asks_heavy_behind_everything_else_and_shows_both_tie
     assert lesson.job_id == first.id
     assert lesson.outcomes == {Tier.LIGHT: Outcome(1.0, "shadow"), Tier.HEAVY: Outcome(1.0, "shadow")}
     [shadow] = [
-        view.job for view in await bench.board.page("acme", states=[], limit=9, after="") if view.job.id != first.id
+        view.job
+        for view in (await bench.board.page("acme", states=[], limit=9, after="")).views
+        if view.job.id != first.id
     ]
     assert (shadow.route.deployment, shadow.queue, shadow.job_class) == ("big", Queue.OVERFLOW, JobClass.BULK)
     assert shadow.metadata == {"pointsman_shadow_of": first.id}
@@ -238,7 +240,7 @@ async def test_a_shadow_run_stays_within_the_days_budget(bench: Bench) -> None:
     async with working(bench.worker(learning=learning)):
         await bench.ended(await bench.queued("Where is Pemba?", route=SCORED))
 
-    assert len(await bench.board.page("acme", states=[], limit=9, after="")) == 1
+    assert len((await bench.board.page("acme", states=[], limit=9, after="")).views) == 1
     lessons = Lessons(bench.scripts)
     spent = [await lessons.spend("acme", Decimal("0.4"), a_day=Decimal(1)) for _ in range(3)]
     assert spent == [True, True, False]

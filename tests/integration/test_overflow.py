@@ -76,7 +76,7 @@ async def test_a_job_says_where_it_waits_wherever_it_is_read(board: Board) -> No
     job = await a_taken_job(board, most=1)
 
     view = await board.view(job.tenant, job.id)
-    [first, second] = await board.page(job.tenant, states=(), limit=10, after="")
+    [first, second] = (await board.page(job.tenant, states=(), limit=10, after="")).views
     travelled = envelope.from_record(envelope.to_record(job))
 
     assert job.topic == "jobs.echo.text.light.overflow"

@@ -109,7 +109,7 @@ async def test_a_job_goes_all_the_way_in_the_slot_of_its_tenant(cluster: Scripts
     assert isinstance(claim, Run) and start == Started(1) and at is not None and len(entries) == 3
     assert await board.chunks("acme", job.id, "0")
     assert await board.view("acme", job.id, channel="http:1")
-    assert len(await board.page("acme", states=[], limit=10, after="")) == 1
+    assert len((await board.page("acme", states=[], limit=10, after="")).views) == 1
     assert await board.delete("acme", job.id) is JobState.COMPLETED
     assert await cluster.redis.keys("*:held:*") == []
     assert await slots_used(cluster) == {key_slot(b"{t:acme}")}

@@ -123,8 +123,8 @@ def test_dollars_are_plain_decimals_and_unknown_ones_null() -> None:
 
 
 def test_a_page_names_its_ends() -> None:
-    page = json.loads(render.page([a_view(), a_view()], has_more=True))
-    empty = json.loads(render.page([], has_more=False))
+    page = json.loads(render.page([a_view(), a_view()], more_after=ID))
+    empty = json.loads(render.page([]))
 
     assert (page["first_id"], page["last_id"], page["has_more"], len(page["data"])) == (
         f"job_{ID}",
@@ -133,6 +133,12 @@ def test_a_page_names_its_ends() -> None:
         2,
     )
     assert empty == {"object": "list", "first_id": None, "last_id": None, "has_more": False, "data": []}
+
+
+def test_a_page_on_which_nothing_was_found_yet_says_where_to_go_on() -> None:
+    page = json.loads(render.page([], more_after=ID))
+
+    assert (page["data"], page["has_more"], page["last_id"]) == ([], True, f"job_{ID}")
 
 
 @pytest.mark.parametrize("text", [ID, f"job_{ID}", f"chatcmpl-{ID}", f"resp_{ID}"])
