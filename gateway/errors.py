@@ -1,6 +1,6 @@
 """Our errors, as clients see them. No other module knows a status code."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -131,6 +131,9 @@ _TYPES: Mapping[str, int] = {INVALID: 400, "upstream_error": 502, SERVER: 500}
 
 def as_api_error(error: Exception, *, request_id: str) -> ApiError:
     """What the client is told of this error. Whatever is not named here is our bug, and says nothing of itself."""
+    for kind in type(error).__mro__:
+        if (always := _ALWAYS.get(kind)) is not None:
+            return always()
     match error:
         case ApiError():
             return error
@@ -138,62 +141,17 @@ def as_api_error(error: Exception, *, request_id: str) -> ApiError:
             return ApiError(400, code, message, param=param)
         case InvalidKeyError():
             return ApiError(401, "invalid_api_key", str(error), headers={"www-authenticate": "Bearer"})
-        case UnknownTenantError():
-            return ApiError(401, "invalid_api_key", "The tenant of this API key is not in the settings any more.")
         case NoRouteError(route=route):
-            return ApiError(
-                404 if route.code == "model_not_found" else 400, route.code, route.message, param=route.param
-            )
+            status = 404 if route.code == "model_not_found" else 400
+            return ApiError(status, route.code, route.message, param=route.param)
         case OverQuotaError():
             return _over_quota(error)
-        case QueueFullError():
-            message = "The queue of this tenant is full. Wait until some of its jobs are done."
-            return ApiError(429, "queue_full", message, "rate_limit_error", retry=True, retry_after=5.0)
-        case IdempotencyKeyReusedError():
-            message = "This Idempotency-Key came with another body before. Use a new key for a new request."
-            return ApiError(422, "idempotency_key_reused", message, param="Idempotency-Key")
-        case UnknownJobError():
-            return ApiError(404, "not_found", "There is no such job or response. It may be deleted, or past its time.")
-        case UnknownFileError():
-            return ApiError(404, "not_found", "There is no such file. It may be deleted, or past its time.", param="id")
-        case UnknownBatchError():
-            return ApiError(404, "not_found", "There is no such batch. It may be past its time.", param="id")
-        case TooManyBatchesError():
-            message = "This tenant has too many batches that have not ended. Wait until some have."
-            return ApiError(429, "too_many_batches", message, "rate_limit_error", retry=True, retry_after=30.0)
-        case FileInUseError():
-            message = "A batch that has not ended reads this file. Cancel the batch first, then delete the file."
-            return ApiError(409, "file_in_use", message)
-        case FilesFullError():
-            message = "The files of this tenant have no more room. Delete some, then upload this one again."
-            return ApiError(413, "files_full", message, param="file")
-        case NoSuchResponseError():
-            message = "There is no such response to follow. It may be deleted, past its time, or not stored."
-            return ApiError(400, "previous_response_not_found", message, param="previous_response_id")
-        case UnfinishedResponseError():
-            message = "The response to follow is not completed. Wait for it first."
-            return ApiError(400, "previous_response_not_completed", message, param="previous_response_id")
-        case ConversationTooLongError():
-            message = "The conversation is too long to be followed. Begin a new one, with a summary of it."
-            return ApiError(400, "conversation_too_long", message, param="previous_response_id")
-        case UnknownModelError():
-            return ApiError(
-                404,
-                "model_not_found",
-                "There is no such model, or you have no access to it. GET /v1/models lists yours.",
-                param="model",
-            )
-        case UnfinishedError():
-            return ApiError(409, "job_unfinished", "The job is not finished. Cancel it first, then delete it.")
-        case NotThereYetError():
-            return ApiError(409, "job_unfinished", "The job is not finished. Look at its status, then come again.")
         case TooLargeError(most=most):
             return ApiError(413, "request_too_large", f"The request body has more than {most} bytes.")
         case WrongContentTypeError(wanted=wanted):
-            kind = "a form" if wanted == "multipart/form-data" else "JSON"
-            return ApiError(415, "unsupported_media_type", f"Send {kind}, with the header Content-Type: {wanted}.")
-        case SlowBodyError():
-            return ApiError(408, "request_timeout", "The request body did not come in time.", retry=True)
+            kind_wanted = "a form" if wanted == "multipart/form-data" else "JSON"
+            message = f"Send {kind_wanted}, with the header Content-Type: {wanted}."
+            return ApiError(415, "unsupported_media_type", message)
         case WaitedTooLongError(job_id=job_id, kept=kept):
             fate = f"It goes on: GET /v1/jobs/job_{job_id}." if kept else "It was cancelled."
             hint = 'For long jobs, send "async": true.'
@@ -203,35 +161,96 @@ def as_api_error(error: Exception, *, request_id: str) -> ApiError:
             return ApiError(503, "board_unavailable", message, SERVER)
         case JobFailedError():
             return _of_job(error)
-        case StreamBrokenError():
-            message = "The model's stream broke off, and a second attempt answered otherwise. Ask again."
-            return ApiError(502, "stream_broken", message, SERVER, retry=True)
-        case OverloadedError():
-            return _later("overloaded", "The gateway has too many requests in flight. Try again soon.", 1.0)
-        case LogUnavailableError():
-            return _not_on_log()
-        case BoardUnavailableError():
-            return _later("board_unavailable", "The job board does not answer. Try again.", 2.0)
-        case PayloadUnavailableError():
-            return _later("payloads_unavailable", "The store of large bodies does not answer. Try again.", 2.0)
-        case PayloadLostError():
-            return ApiError(500, "result_lost", "The result is not where it was stored.", SERVER)
-        case HTTPException(status_code=404):
-            return ApiError(404, "not_found", "There is no such address. Look at the path and the base URL.")
-        case HTTPException(status_code=405, headers=headers):
-            return ApiError(405, "method_not_allowed", "This address does not take this method.", headers=headers or {})
-        case HTTPException(status_code=status):
-            return ApiError(status, None, "The request cannot be served.", INVALID if status < 500 else SERVER)
+        case HTTPException():
+            return _of_address(error)
     message = f"The gateway failed. Tell its operator the request id {request_id}."
     return ApiError(500, "internal_error", message, SERVER)
 
 
-def _later(code: str, message: str, seconds: float) -> ApiError:
-    return ApiError(503, code, message, SERVER, retry=True, retry_after=seconds)
+def _refused(status: int, code: str, message: str, param: str | None = None) -> Callable[[], ApiError]:
+    """To try the same again is of no use."""
+    return lambda: ApiError(status, code, message, INVALID if status < 500 else SERVER, param)
 
 
-def _not_on_log() -> ApiError:
-    return _later("log_unavailable", "The job log did not confirm, so the job was not accepted. Try again.", 2.0)
+def _full(code: str, message: str, seconds: float) -> Callable[[], ApiError]:
+    return lambda: ApiError(429, code, message, "rate_limit_error", retry=True, retry_after=seconds)
+
+
+def _away(code: str, message: str, seconds: float) -> Callable[[], ApiError]:
+    return lambda: ApiError(503, code, message, SERVER, retry=True, retry_after=seconds)
+
+
+_not_on_log = _away("log_unavailable", "The job log did not confirm, so the job was not accepted. Try again.", 2.0)
+
+# Errors of which there is only one thing to say.
+_ALWAYS: Mapping[type, Callable[[], ApiError]] = {
+    UnknownTenantError: _refused(401, "invalid_api_key", "The tenant of this API key is not in the settings any more."),
+    UnknownJobError: _refused(
+        404, "not_found", "There is no such job or response. It may be deleted, or past its time."
+    ),
+    UnknownFileError: _refused(404, "not_found", "There is no such file. It may be deleted, or past its time.", "id"),
+    UnknownBatchError: _refused(404, "not_found", "There is no such batch. It may be past its time.", "id"),
+    UnknownModelError: _refused(
+        404,
+        "model_not_found",
+        "There is no such model, or you have no access to it. GET /v1/models lists yours.",
+        "model",
+    ),
+    UnfinishedError: _refused(409, "job_unfinished", "The job is not finished. Cancel it first, then delete it."),
+    NotThereYetError: _refused(409, "job_unfinished", "The job is not finished. Look at its status, then come again."),
+    FileInUseError: _refused(
+        409, "file_in_use", "A batch that has not ended reads this file. Cancel the batch first, then delete the file."
+    ),
+    FilesFullError: _refused(
+        413,
+        "files_full",
+        "The files of this tenant have no more room. Delete some, then upload this one again.",
+        "file",
+    ),
+    IdempotencyKeyReusedError: _refused(
+        422,
+        "idempotency_key_reused",
+        "This Idempotency-Key came with another body before. Use a new key for a new request.",
+        "Idempotency-Key",
+    ),
+    NoSuchResponseError: _refused(
+        400,
+        "previous_response_not_found",
+        "There is no such response to follow. It may be deleted, past its time, or not stored.",
+        "previous_response_id",
+    ),
+    UnfinishedResponseError: _refused(
+        400,
+        "previous_response_not_completed",
+        "The response to follow is not completed. Wait for it first.",
+        "previous_response_id",
+    ),
+    ConversationTooLongError: _refused(
+        400,
+        "conversation_too_long",
+        "The conversation is too long to be followed. Begin a new one, with a summary of it.",
+        "previous_response_id",
+    ),
+    PayloadLostError: _refused(500, "result_lost", "The result is not where it was stored."),
+    QueueFullError: _full("queue_full", "The queue of this tenant is full. Wait until some of its jobs are done.", 5.0),
+    TooManyBatchesError: _full(
+        "too_many_batches", "This tenant has too many batches that have not ended. Wait until some have.", 30.0
+    ),
+    OverloadedError: _away("overloaded", "The gateway has too many requests in flight. Try again soon.", 1.0),
+    LogUnavailableError: _not_on_log,
+    BoardUnavailableError: _away("board_unavailable", "The job board does not answer. Try again.", 2.0),
+    PayloadUnavailableError: _away(
+        "payloads_unavailable", "The store of large bodies does not answer. Try again.", 2.0
+    ),
+    SlowBodyError: lambda: ApiError(408, "request_timeout", "The request body did not come in time.", retry=True),
+    StreamBrokenError: lambda: ApiError(
+        502,
+        "stream_broken",
+        "The model's stream broke off, and a second attempt answered otherwise. Ask again.",
+        SERVER,
+        retry=True,
+    ),
+}
 
 
 def _over_quota(error: OverQuotaError) -> ApiError:
@@ -252,6 +271,19 @@ def _over_quota(error: OverQuotaError) -> ApiError:
         retry_after=error.seconds,
         headers=headers,
     )
+
+
+def _of_address(error: HTTPException) -> ApiError:
+    """What the routes say of an address that cannot be served."""
+    match error.status_code:
+        case 404:
+            message = "There is no such address. Look at the path; a client's base URL ends with /v1."
+            return ApiError(404, "not_found", message)
+        case 405:
+            message = "This address does not take this method."
+            return ApiError(405, "method_not_allowed", message, headers=error.headers or {})
+        case status:
+            return ApiError(status, None, "The request cannot be served.", INVALID if status < 500 else SERVER)
 
 
 def _of_job(failed: JobFailedError) -> ApiError:

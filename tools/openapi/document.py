@@ -42,6 +42,20 @@ def document() -> dict[str, Any]:
 
 def _paths() -> dict[str, dict[str, Operation]]:
     return {
+        **_chat(),
+        **_responses(),
+        **_media(),
+        **_jobs(),
+        **_models(),
+        **_files(),
+        **_batches(),
+        **_operators(),
+    }
+
+
+def _chat() -> dict[str, dict[str, Operation]]:
+    """Chat completions."""
+    return {
         "/v1/chat/completions": {
             "post": _makes_job(
                 "createChatCompletion",
@@ -59,6 +73,12 @@ def _paths() -> dict[str, dict[str, Operation]]:
                 later=True,
             )
         },
+    }
+
+
+def _responses() -> dict[str, dict[str, Operation]]:
+    """The Responses API."""
+    return {
         "/v1/responses": {
             "post": _makes_job(
                 "createResponse",
@@ -92,6 +112,12 @@ def _paths() -> dict[str, dict[str, Operation]]:
                 _query("after", TEXT, "The last item's id of the page before."),
             )
         },
+    }
+
+
+def _media() -> dict[str, dict[str, Operation]]:
+    """Whose answer is no text, or comes whole."""
+    return {
         "/v1/embeddings": {
             "post": _makes_job("createEmbeddings", "Embeddings.", _json("EmbeddingsRequest"), _ok(_json("Embeddings")))
         },
@@ -138,6 +164,12 @@ def _paths() -> dict[str, dict[str, Operation]]:
                 _ok(_json("Transcription") | {"text/plain": {"schema": TEXT}}),
             )
         },
+    }
+
+
+def _jobs() -> dict[str, dict[str, Operation]]:
+    """What every call becomes."""
+    return {
         "/v1/jobs": {
             "get": _operation(
                 "listJobs",
@@ -176,8 +208,20 @@ def _paths() -> dict[str, dict[str, Operation]]:
                 body=_json("OutcomeRequest"),
             )
         },
+    }
+
+
+def _models() -> dict[str, dict[str, Operation]]:
+    """What may be asked."""
+    return {
         "/v1/models": {"get": _operation("listModels", "What may stand in model.", {"200": _ok(_json("ModelPage"))})},
         "/v1/models/{id}": {"get": _reads("getModel", "One of them.", {**TEXT, "minLength": 1}, _ok(_json("Model")))},
+    }
+
+
+def _files() -> dict[str, dict[str, Operation]]:
+    """What clients upload, and what batches make."""
+    return {
         "/v1/files": {
             "post": _operation(
                 "createFile",
@@ -213,6 +257,12 @@ def _paths() -> dict[str, dict[str, Operation]]:
                 _query("endpoint", {**a_choice(PARSERS), "default": files.CHAT}, "Of all requests."),
             )
         },
+    }
+
+
+def _batches() -> dict[str, dict[str, Operation]]:
+    """Many requests in one file."""
+    return {
         "/v1/batches": {
             "post": _operation(
                 "createBatch",
@@ -236,6 +286,12 @@ def _paths() -> dict[str, dict[str, Operation]]:
         "/v1/batches/{id}/events": {
             "get": _reads("followBatch", "What happens to it.", BATCH_ID, _ok(_events("BatchEvent")), *RESUMED)
         },
+    }
+
+
+def _operators() -> dict[str, dict[str, Operation]]:
+    """The operator's, without a key."""
+    return {
         "/healthz": {"get": _open("health", "Whether the process answers.", {"200": _ok(_json("Health"))})},
         "/readyz": {
             "get": _open(
