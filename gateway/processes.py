@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from gateway import wiring
 from gateway.check import STOP_S
+from gateway.listening import must_be_free
 from gateway.settings import Settings, SettingsError
 from gateway.wiring import Core
 from policies.ending import ended
@@ -218,6 +219,7 @@ async def _until_topics_exist(job_log: Log, wanted: tuple[str, ...]) -> None:
 def _server(
     app: Callable[..., Awaitable[None]], host: str, port: int, *, goodbye_s: float = GOODBYE_S
 ) -> uvicorn.Server:
+    must_be_free(host, port)  # the server would end the process in the middle of whatever it does
     config = uvicorn.Config(
         app,
         host=host,

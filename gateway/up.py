@@ -12,7 +12,8 @@ import structlog
 from rich.console import Console
 
 from gateway import valkey, wiring
-from gateway.settings import Settings, load
+from gateway.listening import must_be_free
+from gateway.settings import Settings, SettingsError, load
 from policies.keys import check_not_public
 from router.rebuild import begin
 
@@ -23,6 +24,7 @@ SETTLED_S = 30.0  # a process that lived that long is started again without a pa
 GOODBYE_S = 15.0  # beyond the drain
 READY_LOOK_S = 0.05
 READY_S = 60.0
+PORT_S, PORT_LOOK_S = 20.0, 0.1  # what is left of one that was killed has ended by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ async def up(config: Path | None, environ: Mapping[str, str], out: Console) -> N
     wanted_key = environ.get("POINTSMAN_API_KEY")
     if wanted_key:
         check_not_public(wanted_key)
+    await _until_free(settings, out)
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
@@ -49,6 +52,22 @@ async def up(config: Path | None, environ: Mapping[str, str], out: Console) -> N
         async with valkey.running(settings.data / "valkey") as embedded:
             environ = {**environ, "POINTSMAN_REDIS": embedded.url}
             await _run(load(config, environ), config, environ, wanted_key, stop, out)
+
+
+async def _until_free(settings: Settings, out: Console) -> None:
+    """Wait for the port. Somebody else who answers there would be taken for us. Raises `SettingsError`."""
+    http, loop = settings.http, asyncio.get_running_loop()
+    ends, is_told = loop.time() + PORT_S, False
+    while True:
+        try:
+            return must_be_free(http.host, http.port)
+        except SettingsError:
+            if loop.time() >= ends:
+                raise
+        if not is_told:
+            out.print(f"Port {http.port} is taken; waiting {PORT_S:.0f} s for it.")
+            is_told = True
+        await asyncio.sleep(PORT_LOOK_S)
 
 
 async def _run(
