@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -25,7 +26,9 @@ err = Console(stderr=True, highlight=False)
 
 WAIT_S = 30
 
-FileArgument = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Requests as JSONL, one a line.")]
+FileArgument = Annotated[
+    Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="Requests as JSONL, one a line.")
+]
 UrlOption = Annotated[
     str, typer.Option("--url", envvar="OPENAI_BASE_URL", help="The gateway, up to and with /v1.", show_default=True)
 ]
@@ -103,6 +106,7 @@ def submit_command(
 ) -> None:
     """Run a file of requests as a batch, and fetch its answers. After Ctrl-C the same command goes on where it was."""
     places = output or file.with_suffix(".out.jsonl"), errors or file.with_suffix(".err.jsonl")
+    _check_places(file, *places)
 
     async def run() -> dict[str, Any]:
         async with client_of(url, key, is_patient=True) as client:
@@ -203,6 +207,15 @@ def cancel_command(
             return await client.post(f"/{'batches' if id.startswith('batch_') else 'jobs'}/{id}/cancel")
 
     out.print(f"{id}: {run_it(context, run())['status']}", markup=False)
+
+
+def _check_places(file: Path, output: Path, errors: Path) -> None:
+    """Before anything is sent, that all can be kept."""
+    for place, option in ((output, "--output"), (errors, "--errors")):
+        if place.is_dir() or not os.access(place.absolute().parent, os.W_OK):
+            raise typer.BadParameter(f"nothing can be written to {place}; name another file", param_hint=option)
+    if len({place.resolve() for place in (file, output, errors)}) < 3:
+        raise typer.BadParameter("the input, the answers and the errors need a file each", param_hint="--output")
 
 
 async def at_gateway(client: "Client", asked: Asked, output: Path) -> tuple[Underway, Path]:

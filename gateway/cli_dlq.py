@@ -114,11 +114,14 @@ def _each(
 ) -> None:
     settings, run = _opened(context, config, data)
 
+    unknown = set(wanted.ids)
+
     async def all_of_them() -> tuple[int, int]:
         done = refused = 0
         async with wiring.core(settings) as core:
             letters = DeadLetters(core.log, core.board)
             async for letter in letters.open(wanted):
+                unknown.difference_update((letter.id, f"job_{letter.job_id}"))
                 name = f"{letter.id} ({letter.reason}, {letter.tenant or 'no tenant'})"
                 if dry_run:
                     out.print(f"would {act} {name}", markup=False)
@@ -135,7 +138,9 @@ def _each(
 
     done, refused = run(all_of_them())
     out.print(f"{'would ' if dry_run else ''}{act}: {done}" + (f", refused: {refused}" if refused else ""))
-    if refused:
+    for each in sorted(unknown):
+        err.print(f"there is no open letter {each!r}; `pointsman dlq list` shows all", markup=False)
+    if refused or unknown:
         raise typer.Exit(1)
 
 
@@ -174,7 +179,7 @@ def moment(text: str | None) -> float | None:
     if text is None:
         return None
     units = {"d": 86_400, "h": 3600, "m": 60}
-    if text[:-1].isdecimal() and text[-1:] in units:
+    if text[:-1].isdecimal() and len(text) < 9 and text[-1:] in units:
         return (datetime.now(UTC) - timedelta(seconds=int(text[:-1]) * units[text[-1]])).timestamp()
     try:
         moment = datetime.fromisoformat(text)

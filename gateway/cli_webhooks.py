@@ -39,7 +39,7 @@ def list_command(
     data: DataOption = None,
 ) -> None:
     """Those that wait and those that were given up after a day of trying."""
-    settings, run = _opened(context, config, data)
+    settings, run = _opened(context, config, data, tenant)
 
     async def read() -> list[Shown]:
         found = []
@@ -75,7 +75,7 @@ def resend_command(
     data: DataOption = None,
 ) -> None:
     """Send them again at once, and for a day if need be, under the same event id."""
-    settings, run = _opened(context, config, data)
+    settings, run = _opened(context, config, data, tenant)
 
     async def resend() -> tuple[int, list[str]]:
         async with wiring.core(settings) as core:
@@ -110,10 +110,16 @@ async def _all(core: Core, tenant: str | None, *, dead_only: bool) -> AsyncGener
 
 
 def _opened(
-    context: typer.Context, config: Path | None, data: Path | None
+    context: typer.Context, config: Path | None, data: Path | None, tenant: str | None
 ) -> tuple[Settings, Callable[[Coroutine[Any, Any, Any]], Any]]:
     opened, run = context.obj
-    return opened(config, data), run
+    settings: Settings = opened(config, data)
+    if tenant is not None and tenant not in settings.tenants:
+        raise typer.BadParameter(
+            f"there is no tenant {tenant!r} in these settings, only {', '.join(sorted(settings.tenants))}",
+            param_hint="--tenant",
+        )
+    return settings, run
 
 
 def _values(webhook: Shown) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -41,7 +42,11 @@ class Client:
     async def open(
         cls, url: str, key: str, *, is_patient: bool, told: Callable[[str], object]
     ) -> AsyncGenerator["Client"]:
-        """`url` is up to and with `/v1`."""
+        """`url` is up to and with `/v1`. Raises `GatewayError` for what cannot be a URL or a key."""
+        if not re.match(r"https?://[^/]", url):
+            raise GatewayError(f"the gateway's URL cannot be {url!r}: it reads like http://127.0.0.1:4000/v1")
+        if not (key.isascii() and key.isprintable()):
+            raise GatewayError("the API key has characters that no key has, such as an end of line; set it anew")
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=READ_S)
         headers = {"authorization": f"Bearer {key}"}
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
@@ -159,12 +164,13 @@ AWAY = (aiohttp.ClientError, TimeoutError, _AwayError)
 
 
 async def _read(answer: aiohttp.ClientResponse) -> Object:
-    if answer.status == 200:
-        return dict(await answer.json())
     try:
-        message = str((await answer.json())["error"]["message"])
-    except (aiohttp.ClientError, ValueError, KeyError, TypeError):
-        message = f"status {answer.status}; is this the address of a Pointsman, up to and with /v1?"
+        said = await answer.json()
+        if answer.status == 200:
+            return dict(said)
+        message = str(said["error"]["message"])
+    except (aiohttp.ContentTypeError, ValueError, KeyError, TypeError):
+        message = f"status {answer.status} from {answer.url}; is this the address of a Pointsman, up to and with /v1?"
     if answer.headers.get("x-should-retry") == "true":
         raise _AwayError(message)
     raise NotThereError(message) if answer.status == 404 else GatewayError(message)

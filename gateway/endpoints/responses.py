@@ -6,6 +6,7 @@ from starlette.responses import Response
 from gateway import query, render
 from gateway.delivery import calling
 from gateway.errors import JobFailedError, UnknownJobError
+from gateway.fields import invalid
 from gateway.response_stream import ResponseStream
 from gateway.services import Services
 from gateway.streaming import EventStream
@@ -76,9 +77,11 @@ class Responses:
         is_upwards = query.choice(request, "order", "desc", ("asc", "desc")) == "asc"
         kept = await self._conversations.kept(view.job.tenant, view.job.id)
         items = kept.items[:: 1 if is_upwards else -1] if kept else []
-        after = request.query_params.get("after")
+        after = request.query_params.get("after", "")
         ids = [item["id"] for item in items]
-        first = ids.index(after) + 1 if after in ids else 0
+        if after and after not in ids:
+            raise invalid("after", "this response has no item of that id")
+        first = ids.index(after) + 1 if after else 0
         page = items[first : first + limit]
         shown = {
             "object": "list",

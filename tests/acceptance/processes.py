@@ -114,6 +114,13 @@ class Pointsman:
         assert done.returncode == 0, f"{arguments} ended with {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    def refused(self, *arguments: str) -> str:
+        """What a command says that ends with exit code 1."""
+        command, environ = self._command(*arguments), self._environ()
+        done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1, f"{arguments} ended with {done.returncode}: {done.stdout}{done.stderr}"
+        return done.stderr
+
     def valkey_pid(self) -> int:
         """The private Valkey of `up`; it is ended at the end whatever happens."""
         pid = int((self.data / "valkey" / "valkey.pid").read_text(encoding="ascii"))

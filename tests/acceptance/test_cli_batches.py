@@ -216,6 +216,21 @@ def test_what_is_wrong_is_said_in_one_line(up: tuple[Pointsman, Process], tmp_pa
         (("watch", "batch_01K00000000000000000000000"), "There is no such batch"),
         (("jobs", "--url", "http://127.0.0.1:1/v1"), "does not answer at http://127.0.0.1:1/v1"),
         (("submit", str(file), "--window", "25h"), "completion_window"),
+        (("submit", str(file), "--url", up[1].url + "/metrics?"), "is this the address of a Pointsman"),
+        (("jobs", "--url", "127.0.0.1:4000/v1"), "reads like http://"),
+        (("jobs", "--key", f"{up[0].key}\r"), "such as an end of line"),
+        (("jobs", "--status", "done"), "'in_progress'"),
     ):
         _, err = said(up, *words, code=1)
         assert what in err and "Traceback" not in err
+
+
+def test_submit_sends_nothing_when_its_answers_could_not_be_kept(up: tuple[Pointsman, Process], tmp_path: Path) -> None:
+    file = an_input(tmp_path / "in.jsonl", 1, "Hello")
+    with client(up) as sdk:
+        before = [each.id for each in sdk.files.list()]
+        for words in (("--output", "nowhere/out.jsonl"), ("--errors", str(tmp_path)), ("--output", str(file))):
+            _, err = said(up, "submit", str(file), *words, code=2)
+            assert words[0] in err
+        assert [each.id for each in sdk.files.list()] == before
+    assert ids(file) == ["l0"]

@@ -150,10 +150,12 @@ async def test_a_record_that_is_no_job_is_seen_shown_and_dropped_from_the_comman
     shown = ours.command("dlq", "show", letter["id"], *data)
     dry = ours.command("dlq", "drop", letter["id"], "--dry-run", *data)
     ours.command("dlq", "drop", letter["id"], *data)
+    wrong = ours.refused("dlq", "drop", letter["id"], *data)
 
     assert (letter["reason"], letter["tenant"], letter["bytes"]) == ("undecodable", "default", 9)
     assert "not a job" in shown
     assert "would drop: 1" in dry
+    assert f"no open letter '{letter['id']}'" in wrong
     assert rows(ours.command("dlq", "list", "--json", *data)) == []
 
 

@@ -73,6 +73,10 @@ async def test_a_conversation_goes_on_from_the_response_before(client: openai.As
     oldest = await client.responses.input_items.list(third.id, order="asc", limit=4)
     rest = await client.responses.input_items.list(third.id, order="asc", after=oldest.data[-1].id)
 
+    with pytest.raises(openai.BadRequestError) as elsewhere:  # from its start it would come round for ever
+        await client.responses.input_items.list(third.id, after="msg_of_another_response")
+
+    assert elsewhere.value.param == "after"
     assert (first.output_text, second.output_text, third.output_text) == ("Good day", "And so on", "And on")
     assert (first.metadata, first.instructions, first.status) == ({"a": "b"}, "Echo", "completed")
     assert seen == third
