@@ -2,8 +2,12 @@
 
 import logging
 import sys
+from traceback import format_tb
 
 import structlog
+from structlog.typing import ExcInfo
+
+MOST_LINES = 200
 
 
 def configure() -> None:
@@ -14,7 +18,7 @@ def configure() -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
-        structlog.processors.format_exc_info,
+        structlog.processors.ExceptionRenderer(_where),
     ]
     structlog.configure(
         processors=[*steps, renderer],
@@ -30,3 +34,13 @@ def configure() -> None:
         )
     )
     logging.basicConfig(handlers=[of_libraries], level=logging.WARNING)
+
+
+def _where(raised: ExcInfo) -> str:
+    """Where it was raised and what it is, causes last. Not its message, which may hold what a client sent."""
+    lines: list[str] = []
+    error: BaseException | None = raised[1]
+    while error is not None and len(lines) < MOST_LINES:
+        lines += [*format_tb(error.__traceback__), f"{type(error).__name__}\n"]
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "".join(lines)

@@ -16,9 +16,13 @@ structlog.get_logger("ours").info("job_ended", tokens=7)
 logging.getLogger("theirs").warning("a %s of\\na library", "word")
 logging.getLogger("theirs").info("too quiet to be heard")
 try:
-    raise ValueError("whatever")
-except ValueError:
+    try:
+        int("the patient has")
+    except ValueError as error:
+        raise RuntimeError("the patient has") from error
+except RuntimeError:
     logging.getLogger("theirs").exception("it broke")
+    structlog.get_logger("ours").exception("it_broke")
 """
 
 
@@ -27,9 +31,12 @@ def test_ours_and_those_of_libraries_are_json_with_an_event_and_a_level() -> Non
         [sys.executable, "-c", SAYS], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
 
-    ours, word, broke = map(json.loads, done.stderr.splitlines())
+    ours, word, broke, ours_broke = map(json.loads, done.stderr.splitlines())
     assert (ours["event"], ours["level"], ours["tokens"]) == ("job_ended", "info", 7)
     assert (word["event"], word["level"], word["logger"]) == ("a word of\na library", "warning", "theirs")
     assert (broke["event"], broke["level"]) == ("it broke", "error")
-    assert "ValueError: whatever" in broke["exception"]
+    for each in (broke, ours_broke):
+        assert 'File "<string>", line ' in each["exception"]
+        assert each["exception"].index("RuntimeError") < each["exception"].index("ValueError")
+    assert "patient" not in done.stderr, "what an exception says may be what a client sent"
     assert all(each["timestamp"] for each in (ours, word, broke))
