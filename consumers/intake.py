@@ -1,7 +1,7 @@
 """Takes records off the lanes' topics so that the overflow never fills what a worker may hold."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 
 from router.job import Queue
@@ -41,10 +41,10 @@ class _Intake:
         self._held: dict[tuple[str, str], int] = {}
         self._taking: dict[Subscription, asyncio.Task[Sequence[Delivery]]] = {}
 
-    async def take(self, at_most: int) -> Sequence[Delivery]:
-        """As soon as one of the two has something."""
-        room = min(at_most, self._most - len(self._held)) if self._bytes_left > 0 else 0
-        self._start(self._main, at_most)
+    async def take(self, at_most: int, *, of: Collection[str] | None = None) -> Sequence[Delivery]:
+        """As soon as one of the two has something; with `of` the overflow has nothing."""
+        room = min(at_most, self._most - len(self._held)) if self._bytes_left > 0 and of is None else 0
+        self._start(self._main, at_most, of)
         self._start(self._overflow, max(0, room))
         # One without room answers at once, and would have the worker go round for nothing.
         awaited = self._taking.values() if room > 0 else [self._taking[self._main]]
@@ -72,9 +72,9 @@ class _Intake:
         """Let what is under way end; what it brings comes again to others."""
         await asyncio.gather(*self._taking.values(), return_exceptions=True)
 
-    def _start(self, subscription: Subscription, at_most: int) -> None:
+    def _start(self, subscription: Subscription, at_most: int, of: Collection[str] | None = None) -> None:
         if subscription not in self._taking:
-            self._taking[subscription] = asyncio.create_task(subscription.take(at_most))
+            self._taking[subscription] = asyncio.create_task(subscription.take(at_most, of=of))
 
 
 def _is_overflow(topic: str) -> bool:

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
+from math import ceil
 
 import structlog
 from ulid import ULID
@@ -28,7 +29,7 @@ from policies.ending import ended
 from policies.scripts import BoardUnavailableError
 from router import topics
 from router.envelope import EnvelopeError, from_record, postponed, to_record
-from router.job import Job
+from router.job import Job, JobClass
 from router.log import Delivery, Log, LogUnavailableError, Record, Subscription
 from router.queues import Queues, Told, Working
 
@@ -38,6 +39,7 @@ AWAY_S = 0.5
 GATHER_S = 0.02  # while the look-ahead is nearly full
 CLOCK_EVERY_S = 30.0
 TELL_EVERY_S = 1.0
+PATIENT = 7 / 8  # of the look-ahead for all classes; the rest is for interactive, or nobody would see it behind others
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Bounds:
     """How much one worker holds and for how long. `slots` is for a deployment without a limit of its own.
 
     The record of a job that a backend has taken is looked at again after `handed_off_s`.
-    Of the look-ahead at most one half is overflow.
+    Of the look-ahead at most one half is overflow, and the last eighth is for interactive.
     """
 
     look_ahead: int = 1000
@@ -74,6 +76,7 @@ class Worker:
     queues: Queues | None = None
     _pace: Pace = field(default_factory=Pace)
     _schedule: Schedule = field(init=False)
+    _hurried: frozenset[str] = field(init=False)
     _order: "count[int]" = field(default_factory=count)
     _held: int = 0
     _held_bytes: int = 0
@@ -81,6 +84,7 @@ class Worker:
     _polled_at: float = 0.0
 
     def __post_init__(self) -> None:
+        self._hurried = frozenset(each for each in self.topics if each.endswith(f".{JobClass.INTERACTIVE}"))
         self._schedule = Schedule(self.deployments, self.attempt.gate, self._weight, self.bounds.slots)
         if self.attempt.places is not None:
             self._schedule.room = self.attempt.places.room
@@ -129,17 +133,20 @@ class Worker:
 
     async def _poll(self, tasks: asyncio.TaskGroup, subscription: Subscription, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            if 0 < self._room() < self.bounds.look_ahead // 4:
+            if 0 < self._room(PATIENT) < self.bounds.look_ahead // 4:
                 await asyncio.sleep(GATHER_S)  # to ask for each record alone costs as much as to run a job
-            for delivery in await self._take(subscription, self._room()):
+            of = None if self._room(PATIENT) else self._hurried
+            for delivery in await self._take(subscription, self._room() if of else self._room(PATIENT), of):
                 self._receive(tasks, subscription, delivery)
-            if self._held >= self.bounds.look_ahead:
+            if self._held >= ceil(PATIENT * self.bounds.look_ahead):
                 self._make_room(tasks, subscription)
             self._changed.set()
 
-    async def _take(self, subscription: Subscription, at_most: int) -> Sequence[Delivery]:
+    async def _take(
+        self, subscription: Subscription, at_most: int, of: Collection[str] | None = None
+    ) -> Sequence[Delivery]:
         try:
-            taken = await subscription.take(at_most)
+            taken = await subscription.take(at_most, of=of)
         except LogUnavailableError as error:
             log.warning("log_away", error=str(error))
             await asyncio.sleep(AWAY_S)
@@ -147,14 +154,12 @@ class Worker:
         self._polled_at = self.clock()
         return taken
 
-    def _room(self) -> int:
-        if (
-            self.breaker.is_open
-            or self.attempt.epoch.fault is not None
-            or self._held_bytes >= self.bounds.look_ahead_bytes
-        ):
+    def _room(self, part: float = 1.0) -> int:
+        """How many more may be taken until so large a part of the look-ahead is full."""
+        bounds, is_shut = self.bounds, self.breaker.is_open or self.attempt.epoch.fault is not None
+        if is_shut or self._held_bytes >= part * bounds.look_ahead_bytes:
             return 0
-        return max(0, self.bounds.look_ahead - self._held)
+        return max(0, ceil(part * bounds.look_ahead) - self._held)
 
     def _receive(self, tasks: asyncio.TaskGroup, subscription: Subscription, delivery: Delivery) -> None:
         size = len(delivery.record.value)

@@ -1,6 +1,7 @@
 """The port to the log: named topics of durable records."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field
 from typing import Protocol
@@ -44,11 +45,21 @@ class Delivery:
     record: Record
 
 
+def chosen(ready: deque[Delivery], at_most: int, of: Collection[str] | None) -> list[Delivery]:
+    """Takes up to `at_most` out of what an adapter has ready, of all topics or of these; the rest keeps its order."""
+    if of is None:
+        return [ready.popleft() for _ in range(min(at_most, len(ready)))]
+    found = [delivery for delivery in ready if delivery.topic in of][:at_most]
+    for delivery in found:
+        ready.remove(delivery)
+    return found
+
+
 class Subscription(Protocol):
     """One member of a group. Not for use from two tasks at once, `done` excepted."""
 
-    async def take(self, at_most: int) -> Sequence[Delivery]:
-        """Up to `at_most` records, none of them one that this subscription still holds.
+    async def take(self, at_most: int, *, of: Collection[str] | None = None) -> Sequence[Delivery]:
+        """Up to `at_most` records, none of them one that this subscription still holds; with `of` of these topics only.
 
         Returns within about 200 ms, empty when there is nothing. Must be called at least every 30 s,
         with 0 when there is no room: that keeps the membership and takes nothing.

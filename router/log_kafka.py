@@ -8,7 +8,7 @@ import random
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import isinf
@@ -30,7 +30,7 @@ from aiokafka.errors import (
 from aiokafka.structs import ConsumerRecord
 
 from policies.ending import ended
-from router.log import RECORD_LIMIT, Delivery, LogUnavailableError, Record, TopicMissingError
+from router.log import RECORD_LIMIT, Delivery, LogUnavailableError, Record, TopicMissingError, chosen
 from router.offsets import Offsets
 from router.topics import kept_s
 
@@ -494,19 +494,22 @@ class KafkaSubscription:
         await asyncio.wait({self._polling}, timeout=JOIN_WAIT_S)
         self._poll_result()
 
-    async def take(self, at_most: int) -> Sequence[Delivery]:
-        """See the port. While the group rebalances there is nothing to take. A full subscription waits 50 ms."""
+    async def take(self, at_most: int, *, of: Collection[str] | None = None) -> Sequence[Delivery]:
+        """See the port. While the group rebalances there is nothing to take.
+
+        A full subscription waits 50 ms, and so does one that wants of some topics only.
+        """
         self._taken_at = time.monotonic()
         if self._keeping is not None and self._keeping.done():
             self._keeping.result()  # a bug: without commits it must not go on
-        if not self._ready or at_most == 0:
+        if at_most == 0 or not any(of is None or delivery.topic in of for delivery in self._ready):
             if self._polling is None:
-                self._polling = asyncio.create_task(self._poll(at_most))
+                self._polling = asyncio.create_task(self._poll(at_most, of))
             # Not wait_for: a poll that is cancelled switches off the watchdog of aiokafka for ever, and one that
             # waits for the end of a rebalance would take longer than was promised.
-            await asyncio.wait({self._polling}, timeout=TAKE_S if at_most else FULL_MS / 1000)
+            await asyncio.wait({self._polling}, timeout=TAKE_S if at_most and of is None else FULL_MS / 1000)
             self._poll_result()
-        return [self._ready.popleft() for _ in range(min(at_most, len(self._ready)))]
+        return chosen(self._ready, at_most, of)
 
     async def done(self, delivery: Delivery) -> None:
         """Remembered with the next commit, within a second or so; never raises."""
@@ -555,14 +558,13 @@ class KafkaSubscription:
         except (KafkaError, TimeoutError) as error:
             raise LogUnavailableError(f"Kafka: {_words(error)}") from error
 
-    async def _poll(self, room: int) -> None:
+    async def _poll(self, room: int, of: Collection[str] | None) -> None:
         consumer = await self._joined()
-        wanted = self._wanted() if room else (NOTHING,)
+        wanted = self._wanted(of) if room else (NOTHING,)
+        timeout_ms = POLL_MS if room and of is None else FULL_MS
         try:
             try:
-                self._arrived(
-                    await consumer.getmany(*wanted, timeout_ms=POLL_MS if room else FULL_MS, max_records=max(1, room))
-                )
+                self._arrived(await consumer.getmany(*wanted, timeout_ms=timeout_ms, max_records=max(1, room)))
             except RecordTooLargeError:
                 self._counts.unreadable += 1  # aiokafka has passed it over
             except UNREADABLE:
@@ -575,16 +577,18 @@ class KafkaSubscription:
             await self._stop(polling=False)
             raise
 
-    def _wanted(self) -> Sequence[TopicPartition]:
-        """Which partitions to poll; none named means all.
+    def _wanted(self, of: Collection[str] | None) -> Sequence[TopicPartition]:
+        """Which partitions to poll, of all topics or of these; none named means all.
 
         Not paused: a pause is forgotten in a rebalance, and throws away what was fetched already.
         """
         full = {each for each, known in self._partitions.items() if known.offsets.window >= self._window}
-        if not full:
+        self._counts.full_windows += bool(full)
+        if not full and of is None:
             return ()
-        self._counts.full_windows += 1
-        return tuple(self._assigned - full) or (NOTHING,)
+        left = self._assigned - full
+        names = None if of is None else {self._prefix + topic for topic in of}
+        return tuple(each for each in left if names is None or each.topic in names) or (NOTHING,)
 
     def _arrived(self, batches: Mapping[TopicPartition, Sequence["ConsumerRecord[Any, Any]"]]) -> None:
         # Called without an await after the poll, so that no rebalance comes in between.

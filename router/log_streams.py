@@ -5,7 +5,7 @@ import contextlib
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from policies.ending import ended
 from policies.scripts import Script
-from router.log import RECORD_LIMIT, Delivery, LogUnavailableError, Record, TopicMissingError
+from router.log import RECORD_LIMIT, Delivery, LogUnavailableError, Record, TopicMissingError, chosen
 
 IDLE_S = 15.0  # a record whose holder was silent for this long is taken over
 ABANDONED_S = 120.0  # a subscription that nobody took from for this long no longer holds its records
@@ -174,8 +174,8 @@ class StreamsSubscription:
         await self._make_groups()
         self._refreshing = asyncio.create_task(self._keep_fresh())
 
-    async def take(self, at_most: int) -> Sequence[Delivery]:
-        """See the port. A full subscription waits 50 ms."""
+    async def take(self, at_most: int, *, of: Collection[str] | None = None) -> Sequence[Delivery]:
+        """See the port. A full subscription waits 50 ms, and so does one that wants of some topics only."""
         self._taken_at = time.monotonic()
         if self._refreshing is not None and self._refreshing.done():
             self._refreshing.result()  # a bug: what this member holds would be taken over
@@ -185,9 +185,9 @@ class StreamsSubscription:
         if not self._ready and time.monotonic() - self._claimed_at >= self._claim_every_s:
             await self._take_over(min(at_most, CLAIM_PAGE))
             self._claimed_at = time.monotonic()
-        if not self._ready:
-            await self._read(at_most)
-        return [self._ready.popleft() for _ in range(min(at_most, len(self._ready)))]
+        if not any(of is None or delivery.topic in of for delivery in self._ready):
+            await self._read(at_most, of)
+        return chosen(self._ready, at_most, of)
 
     async def done(self, delivery: Delivery) -> None:
         """Raises `LogUnavailableError`: call it again, or let the record come again."""
@@ -246,10 +246,15 @@ class StreamsSubscription:
             self._cursors[key] = cursor
             self._arrived(key, entries)
 
-    async def _read(self, at_most: int) -> None:
+    async def _read(self, at_most: int, of: Collection[str] | None) -> None:
+        keys = [key for key, topic in self._streams.items() if of is None or topic in of]
+        if not keys:
+            await asyncio.sleep(FULL_PAUSE_S)
+            return
+        block_ms = BLOCK_MS if of is None else int(FULL_PAUSE_S * 1000)
         answer = await self._group_call(
             self._blocking.xreadgroup(
-                self._group, self._member, dict.fromkeys(self._streams, ">"), count=at_most, block=BLOCK_MS
+                self._group, self._member, dict.fromkeys(keys, ">"), count=at_most, block=block_ms
             )
         )
         for key, entries in answer or ():

@@ -169,6 +169,20 @@ async def test_take_returns_at_most_what_was_asked_for_and_nothing_that_is_held(
     assert values(found) == written
 
 
+async def test_take_of_some_topics_gives_none_of_the_others_and_these_come_later(log: Log) -> None:
+    written = await filled(log, "jobs", "hurried", records=5)
+    hurried, found = {"hurried"}, list[Delivery]()
+    async with log.subscribe(["jobs", "hurried"], group="workers") as subscription:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(found) < 5:
+                found += await subscription.take(2, of=hurried)
+        more = [each for _ in range(5) for each in await subscription.take(2, of=hurried)]
+        rest = await taken(subscription, 5)
+
+    assert ({each.topic for each in found}, more) == (hurried, [])
+    assert values([*found, *rest]) == written
+
+
 async def test_take_returns_soon_when_there_is_nothing(log: Log) -> None:
     await log.create(["jobs"])
     async with log.subscribe(["jobs"], group="workers") as worker:

@@ -94,6 +94,18 @@ async def test_overflow_larger_than_the_look_ahead_does_not_hide_what_has_slots(
         assert await over(bench, noisy) == 0
 
 
+async def test_who_waits_in_the_open_is_seen_behind_a_look_ahead_that_others_have_filled(bench: Bench) -> None:
+    noisy = await queued(bench, "noisy", 60, "wait:30")
+
+    async with working(bench, Bounds(look_ahead=20, drain_s=0.2)):
+        await until(lambda: all_slots_taken(bench, noisy))
+        hurried = await queued(bench, "quiet", 1, deployment="other", job_class=JobClass.INTERACTIVE)
+        patient = await queued(bench, "quiet", 1, deployment="other")
+        await bench.ended(*hurried)
+
+        assert await over(bench, [*noisy, *patient]) == 0
+
+
 async def test_overflow_is_worked_off_when_nothing_else_waits(bench: Bench) -> None:
     noisy = await queued(bench, "noisy", 40, most_in_class=5)
 

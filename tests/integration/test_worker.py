@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -356,8 +356,8 @@ class _FlakyDone:
     log: Flaky
     subscription: Subscription
 
-    async def take(self, at_most: int) -> Sequence[Delivery]:
-        return await self.subscription.take(at_most)
+    async def take(self, at_most: int, *, of: Collection[str] | None = None) -> Sequence[Delivery]:
+        return await self.subscription.take(at_most, of=of)
 
     async def done(self, delivery: Delivery) -> None:
         if self.log.failures:
@@ -390,9 +390,9 @@ class _GivenTwice:
     subscription: Subscription
     again: list[Delivery] = field(default_factory=list)
 
-    async def take(self, at_most: int) -> Sequence[Delivery]:
+    async def take(self, at_most: int, *, of: Collection[str] | None = None) -> Sequence[Delivery]:
         again, self.again = self.again, []
-        self.again = list(await self.subscription.take(at_most))
+        self.again = list(await self.subscription.take(at_most, of=of))
         return [*again, *self.again]
 
     async def done(self, delivery: Delivery) -> None:
