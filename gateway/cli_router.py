@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from gateway.cli_dlq import ConfigOption, DataOption, moment
-from gateway.settings import Settings
+from gateway.settings import Settings, SettingsError, load
 
 app = typer.Typer(no_args_is_help=True, help="The score that says where the heavy model pays.")
 
@@ -84,8 +84,11 @@ def versions_command(
     """What a tenant's fits have made, the newest first; `*` is in use."""
     opened, run = context.obj
     with _scoring(), _learned() as learned:
-        for each in run(learned.versions(_of(opened(config, data), tenant), tenant)):
+        found = run(learned.versions(_of(opened(config, data), tenant), tenant))
+        for each in found:
             typer.echo(f"{'*' if each.is_used else ' '} {each.number}  {json.dumps(each.about)}")
+        if not any(each.is_used for each in found):
+            typer.echo("the shipped weights are in use")
 
 
 @app.command("rollback")
@@ -117,8 +120,16 @@ def replay_command(
     """What would have gone where, at what price, with which known outcomes: one JSON object."""
     opened, run = context.obj
     with _scoring(), _learned() as learned:
-        settings, other = _of(opened(config, data), tenant), _of(opened(policy, data), tenant)
+        settings, other = _of(opened(config, data), tenant), _of(_policy(policy), tenant)
         typer.echo(json.dumps(run(learned.replayed(settings, other, tenant, moment(since))), indent=1))
+
+
+def _policy(file: Path) -> Settings:
+    """Settings of which nothing needs to be running."""
+    try:
+        return load(file, dict(os.environ))
+    except SettingsError as error:
+        _refuse(str(error))
 
 
 def _of(settings: Settings, tenant: str) -> Settings:

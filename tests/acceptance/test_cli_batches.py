@@ -1,4 +1,4 @@
-"""`pointsman submit|watch|jobs|cancel|pilot` against a gateway that runs, as its user types them."""
+"""`pointsman submit|watch|jobs|cancel|pilot` and `router` against a gateway that runs, as its user types them."""
 
 import asyncio
 import json
@@ -16,6 +16,7 @@ from typing import Any
 
 import openai
 import pytest
+import yaml
 
 from tests.acceptance.processes import ROOT, Pointsman, Process, pointsman
 from tools.kafka.broker import free_ports
@@ -207,6 +208,36 @@ def test_watch_jobs_and_cancel(up: tuple[Pointsman, Process], tmp_path: Path) ->
     assert job.id in {json.loads(line)["id"] for line in listed.splitlines()}
     assert cancelled == f"{batch_id}: cancelling\n"
     assert "cancelled: 0 of 30 lines" in ended
+
+
+async def test_the_router_says_what_it_has_learned_and_what_another_policy_would_do(
+    up: tuple[Pointsman, Process], tmp_path: Path
+) -> None:
+    ours, _ = up
+    of = ("--tenant", "default")
+    kept = yaml.safe_load(ours.config.read_text(encoding="utf-8"))
+    other = {"deployments": kept["deployments"], "routing": {"heavy_percent": 0}}  # and no folder in which one runs
+    policy = tmp_path / "other.yaml"
+    policy.write_text(yaml.safe_dump(other), encoding="utf-8")
+    with client(up) as sdk:
+        for text in ("Prove that there are infinitely many primes.", "Hello"):
+            job = sdk.chat.completions.create(
+                model="auto", messages=[{"role": "user", "content": text}], extra_body={"async": True}
+            )
+            sdk.post(f"/jobs/{job.id}/outcome", body={"score": 1}, cast_to=object)
+
+    def replayed() -> dict[str, Any]:
+        return dict(json.loads(ours.command("router", "replay", *of, "--policy", str(policy))))
+
+    async with asyncio.timeout(LIMIT_S):
+        while (found := await asyncio.to_thread(replayed))["was"]["outcomes"] < 2:
+            await asyncio.sleep(0.1)
+
+    assert found["jobs"] >= 2 and found["would_be"]["heavy_percent"] == 0
+    assert "are too few" in ours.refused("router", "fit", *of)
+    assert ours.command("router", "versions", *of) == "the shipped weights are in use\n"
+    assert "there is no version 7" in ours.refused("router", "rollback", *of, "--to", "7")
+    assert "there is no tenant 'acme'" in ours.refused("router", "fit", "--tenant", "acme")
 
 
 def test_what_is_wrong_is_said_in_one_line(up: tuple[Pointsman, Process], tmp_path: Path) -> None:
