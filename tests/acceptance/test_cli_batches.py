@@ -247,7 +247,7 @@ def test_what_is_wrong_is_said_in_one_line(up: tuple[Pointsman, Process], tmp_pa
         (("watch", "batch_01K00000000000000000000000"), "There is no such batch"),
         (("jobs", "--url", "http://127.0.0.1:1/v1"), "does not answer at http://127.0.0.1:1/v1"),
         (("submit", str(file), "--window", "25h"), "completion_window"),
-        (("submit", str(file), "--url", up[1].url + "/metrics?"), "is this the address of a Pointsman"),
+        (("jobs", "--url", up[1].url + "/metrics?"), "is this the address of a Pointsman"),
         (("jobs", "--url", "127.0.0.1:4000/v1"), "reads like http://"),
         (("jobs", "--key", f"{up[0].key}\r"), "such as an end of line"),
         (("jobs", "--status", "done"), "'in_progress'"),
