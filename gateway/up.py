@@ -41,24 +41,25 @@ async def up(config: Path | None, environ: Mapping[str, str], out: Console) -> N
     wanted_key = environ.get("POINTSMAN_API_KEY")
     if wanted_key:
         check_not_public(wanted_key)
-    await _until_free(settings, out)
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     if not settings.is_embedded:
+        await _until_free(settings, stop, out)
         await _run(settings, config, environ, wanted_key, stop, out)
         return
     with valkey.locked(settings.data):
+        await _until_free(settings, stop, out)
         async with valkey.running(settings.data / "valkey") as embedded:
             environ = {**environ, "POINTSMAN_REDIS": embedded.url}
             await _run(load(config, environ), config, environ, wanted_key, stop, out)
 
 
-async def _until_free(settings: Settings, out: Console) -> None:
-    """Wait for the port. Somebody else who answers there would be taken for us. Raises `SettingsError`."""
+async def _until_free(settings: Settings, stop: asyncio.Event, out: Console) -> None:
+    """Wait for the port, or for `stop`: who answers there would be taken for us. Raises `SettingsError`."""
     http, loop = settings.http, asyncio.get_running_loop()
     ends, is_told = loop.time() + PORT_S, False
-    while True:
+    while not stop.is_set():
         try:
             return must_be_free(http.host, http.port)
         except SettingsError:
@@ -67,7 +68,9 @@ async def _until_free(settings: Settings, out: Console) -> None:
         if not is_told:
             out.print(f"Port {http.port} is taken; waiting {PORT_S:.0f} s for it.")
             is_told = True
-        await asyncio.sleep(PORT_LOOK_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PORT_LOOK_S):
+                await stop.wait()
 
 
 async def _run(

@@ -1,0 +1,56 @@
+"""`pointsman up` on a machine where something else has its port."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from gateway.listening import must_be_free
+from gateway.settings import SettingsError
+from tests.acceptance.processes import pointsman, until
+
+
+class Everything(BaseHTTPRequestHandler):
+    """Answers 200, as another Pointsman would."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nobody reads it."""
+
+
+@contextmanager
+def somebody() -> Generator[int]:
+    """The port of a server that answers to everything."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Everything) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+async def test_whoever_has_its_port_is_not_taken_for_it_and_is_waited_for(tmp_path: Path) -> None:
+    light = {"backend": "echo", "model": "echo", "tier": "light"}
+    with pointsman(tmp_path, {"data": str(tmp_path / "data"), "deployments": {"light": light}}) as ours:
+        with somebody() as port:
+            up = ours.up(port)
+            await until(lambda: "is taken; waiting" in up.tail(), "to say that the port is taken", within=20)
+            assert "is ready" not in up.tail()
+        await up.ready()
+        await until(lambda: "is ready" in up.tail(), "to say that it is ready", within=20)
+
+
+def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
+    with somebody() as port, pytest.raises(SettingsError, match=f"port {port}: .* Set another port, or stop"):
+        must_be_free("127.0.0.1", port)
+
+    must_be_free("127.0.0.1", 0)
