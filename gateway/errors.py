@@ -277,7 +277,7 @@ def _of_address(error: HTTPException) -> ApiError:
     """What the routes say of an address that cannot be served."""
     match error.status_code:
         case 404:
-            message = "There is no such address. Look at the path; a client's base URL ends with /v1."
+            message = "There is no such address. GET /openapi.json lists all; a client's base URL ends with /v1."
             return ApiError(404, "not_found", message)
         case 405:
             message = "This address does not take this method."
