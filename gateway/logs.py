@@ -36,10 +36,10 @@ def configure() -> None:
     logging.basicConfig(handlers=[of_libraries], level=logging.WARNING)
 
 
-def _where(raised: ExcInfo) -> str:
+def _where(exc_info: ExcInfo) -> str:
     """Where it was raised and what it is, causes last. Not its message, which may hold what a client sent."""
     lines: list[str] = []
-    error: BaseException | None = raised[1]
+    error: BaseException | None = exc_info[1]
     while error is not None and len(lines) < MOST_LINES:
         lines += [*format_tb(error.__traceback__), f"{type(error).__name__}\n"]
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -553,8 +553,8 @@ class Board:
         views: list[JobView] = []
         of, order = ",".join(states), "asc" if is_oldest_first else "desc"
         for begun in range(0, look, LOOKED_AT_ONCE):
-            words: list[Value] = [after, limit - len(views), of, kind, order, min(LOOKED_AT_ONCE, look - begun)]
-            answer = await self._run(self._page, tenant, *words)
+            most, at_once = limit - len(views), min(LOOKED_AT_ONCE, look - begun)
+            answer = await self._run(self._page, tenant, after, most, of, kind, order, at_once)
             rows, last = cast("tuple[list[tuple[bytes, list[bytes]]], bytes]", answer)
             views += [_view(tenant, job_id.decode(), pairs, None) for job_id, pairs in rows]
             after = last.decode()

@@ -802,7 +802,8 @@ async def test_the_one_that_failed_is_found_behind_thousands_that_did_not(board:
     newer = [f"7ZZZZZZZZZZZZZZZZZZZZZ{number:04}" for number in range(LOOKED_AT_ONCE + 10)]
     async with redis.pipeline(transaction=False) as pipeline:
         for each in newer:
-            pipeline.zadd("{t:acme}:jobs", {each: 0}).hset(f"{{t:acme}}:job:{each}", "state", "completed")
+            pipeline.zadd("{t:acme}:jobs", {each: 0})
+            pipeline.hset(f"{{t:acme}}:job:{each}", "state", "completed")
         await pipeline.execute()
 
     found = await board.page("acme", states=[JobState.CANCELLED], limit=3, after="")
