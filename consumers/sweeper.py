@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import structlog
 
 from policies.pricing import Basis, Usage, charge, total
-from policies.quota import Quotas, tenant_slot
+from policies.quota import Quotas, Scope, tenant_slot
 from policies.scripts import BoardUnavailableError
 from router import ledger
 from router.board import Attempted, Board
@@ -27,9 +27,10 @@ TENANTS_AT_ONCE = 8
 class Sweeper:
     """Goes round all tenants: rejects what was never confirmed, expires what nobody runs, drains outboxes.
 
-    Its stamp on each tenant tells a Redis that stood still from owners that died. `trim` shortens the log, where
-    that is ours to do; `look` counts what waits, `ended` hears of jobs that expired. `unpublished_s` is longer than
-    any accept waits for the log, `left_behind_s` longer than a living worker takes to publish.
+    Its stamp on each tenant, and on all that is `limited`, tells a Redis that stood still from owners that died. `trim`
+    shortens the log, where that is ours to do; `look` counts what waits, `ended` hears of jobs that expired.
+    `unpublished_s` is longer than any accept waits for the log, `left_behind_s` longer than a living worker takes to
+    publish.
     """
 
     board: Board
@@ -38,12 +39,14 @@ class Sweeper:
     payloads: Payloads
     tenants: Collection[str]
     lease_s: float
+    limited: Sequence[Scope] = ()
     trim: Callable[[], Awaitable[None]] | None = None
     look: Callable[[], Awaitable[None]] | None = None
     ended: Callable[[Job, JobState], None] = lambda job, state: None
     every_s: float = 1.0
     trim_every: int = 30  # rounds
     look_every: int = 3
+    watch_every: int = 3
     unpublished_s: float = 60.0
     left_behind_s: float = 10.0
 
@@ -53,6 +56,8 @@ class Sweeper:
         while not stop.is_set():
             try:
                 await self.sweep()
+                if rounds % self.watch_every == 0:
+                    await asyncio.gather(*map(self.outbox.quotas.watch, self.limited))
                 if self.look is not None and rounds % self.look_every == 0:
                     await self.look()
                 if self.trim is not None and rounds % self.trim_every == 0:

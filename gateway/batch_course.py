@@ -196,8 +196,8 @@ class Course:
 
     async def _is_made(self, batch: Batch, job_id: str) -> bool:
         """Whether an earlier driver made this job before it could say so."""
-        view = await self._tools.board.view(batch.tenant, job_id, even_gone=True)
-        return view is not None and view.state not in (JobState.ACCEPTING, JobState.REJECTED)
+        state = await self._tools.board.state(batch.tenant, job_id)
+        return state not in (None, JobState.ACCEPTING, JobState.REJECTED)
 
     def _parse(self, batch: Batch, raw: Raw) -> Request:
         """A line that was found good. Raises `PayloadLostError` where the file is another one by now."""

@@ -27,7 +27,7 @@ from gateway.wiring import Core
 from policies.ending import ended
 from router import topics
 from router.log import Log
-from router.rebuild import begin
+from router.rebuild import begin, compare
 from router.wakeups import Wakeups
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> No
         ):
             await _until_topics_exist(core.log, topics.FIXED)
             await begin(core.log, core.board)
+            await compare(core.log, core.board)
             works = [sweeping.run(stop), sender.run(stop), wiring.batch_driver(core, ended=sweeping.ended).run(stop)]
             works += [each.run(stop) for each in wiring.retriers(core)]
             if settings.board.rebuild == "auto":

@@ -634,6 +634,7 @@ def sweeper(core: Core, lanes: "Lanes", registry: CollectorRegistry) -> "Sweeper
         payloads=core.payloads,
         tenants=tuple(core.tenants),
         lease_s=core.settings.worker.lease_s,
+        limited=Scopes(core.tenants, core.deployments).all(),
         trim=core.trim,
         look=look,
         ended=JobMeters(registry).ended,

@@ -146,6 +146,18 @@ class Scopes:
             self._of_tenants[name, at, of] = tenant_scope(tenant, deployment=at, key=of)
         return self._of_tenants[name, at, of]
 
+    def all(self) -> list[Scope]:
+        """Of every tenant, with all its models and keys, and of every deployment."""
+        found = list(self._of_deployments.values())
+        for name, tenant in self._tenants.items():
+            parts = {part.key: part for part in self.of_tenant(name).parts}
+            for deployment in tenant.model_limits:
+                parts |= {part.key: part for part in self.of_tenant(name, deployment=deployment).parts}
+            for key in tenant.key_limits:
+                parts |= {part.key: part for part in self.of_tenant(name, key=key).parts}
+            found.append(Scope(tenant_slot(name), tuple(parts.values())))
+        return found
+
     def of_deployment(self, name: str) -> Scope:
         """See `deployment_scope`."""
         return self._of_deployments.get(name) or Scope(deployment_slot(name), ())
@@ -271,6 +283,7 @@ class Quotas:
         self._reserve = Script.load("policies", FUNCTIONS, "quota_reserve")
         self._settle = Script.load("policies", FUNCTIONS, "quota_settle")
         self._renew = Script.load("policies", FUNCTIONS, "quota_renew")
+        self._watch = Script.load("policies", FUNCTIONS, "quota_watch")
         self._restore = Script.load("policies", FUNCTIONS, "quota_restore")
         self._count = Script.load("policies", FUNCTIONS, "quota_count")
 
@@ -388,6 +401,12 @@ class Quotas:
     async def forget(self, held: Held) -> None:
         """Rebuild: what was reserved there is over, and has been counted otherwise."""
         await unless_away(self._scripts.redis.delete(held.name))
+
+    async def watch(self, scope: Scope) -> None:
+        """Every few seconds: where nobody asks for long, that nobody did is not for a Redis that stood still."""
+        counting = [part.key for part in scope.parts if part.concurrency is not None]
+        if counting:
+            await self._scripts.run(self._watch, counting, [])
 
     async def restore(
         self, key: str, *, month: str, nanodollars: int, day: int, tokens: int, exactly: bool = False

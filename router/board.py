@@ -526,13 +526,22 @@ class Board:
     async def view(self, tenant: str, job_id: str, *, channel: str = "", even_gone: bool = False) -> JobView | None:
         """The job as it is now. With a channel, that is woken at every further change.
 
-        `even_gone`: also one that was deleted, or whose result's time is over.
+        `even_gone`: also one that was deleted, or whose result's time is over; never one of which a rebuild has found
+        nothing but the end.
         """
         answer = await self._run(self._view, tenant, job_id, channel, int(even_gone))
         if not answer:
             return None
         pairs, result = cast("tuple[list[bytes], bytes | None]", answer)
-        return _view(tenant, job_id, pairs, result)
+        return _view(tenant, job_id, pairs, result) if b"about" in pairs[::2] else None
+
+    async def state(self, tenant: str, job_id: str) -> JobState | None:
+        """Where a job is, also one of which there is nothing more than how it ended."""
+        answer = await self._run(self._view, tenant, job_id, "", 1)
+        if not answer:
+            return None
+        pairs = cast("tuple[list[bytes], bytes | None]", answer)[0]
+        return JobState(pairs[pairs.index(b"state") + 1].decode())
 
     async def page(
         self,

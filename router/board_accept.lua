@@ -6,7 +6,9 @@
 local id, idem, hash = ARGV[2], ARGV[3], ARGV[4]
 local known = redis.call('HMGET', KEYS[1], 'state', 'created', 'expires', 'queue')
 if known[1] and known[1] ~= 'rejected' then
-  return {'accepted', known[2], known[3], known[4]} -- this call again, as its answer was lost
+  -- This call again, as its answer was lost; or a rebuild has found that this job is over, and nothing more of it.
+  local now = whole(now_ms())
+  return {'accepted', known[2] or now, known[3] or now, known[4] or 'main'}
 end
 local batch = ARGV[13] ~= '' and P .. 'batch:' .. ARGV[13]
 if batch and redis.call('HGET', batch, 'state') ~= 'in_progress' then return {'over', ''} end

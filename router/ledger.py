@@ -58,11 +58,12 @@ def lines_of(text: str | bytes) -> tuple[ChargeLine, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What a terminal event says."""
+    """What a terminal event says. `at` is on the board's clock; 0 where it is not said."""
 
     tenant: str
     job_id: str
     state: JobState
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,8 @@ def event_of(record: Record) -> Ended | None:
     try:
         event = json.loads(record.value)
         state = JobState(event["type"].removeprefix("job."))
-        return Ended(event["tenant"], event["data"]["id"].removeprefix("job_"), state)
+        at = int(record.headers.get("at-ms", 0)) / 1000
+        return Ended(event["tenant"], event["data"]["id"].removeprefix("job_"), state, at)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

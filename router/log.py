@@ -106,6 +106,10 @@ class Log(Protocol):
         """
         ...
 
+    async def newest(self, topic: str) -> Sequence[Delivery]:
+        """The newest record of each partition of `topic`. Raises as `read` does."""
+        ...
+
     async def ping(self) -> None:
         """Return within two seconds if the log answers; raise `LogUnavailableError` otherwise."""
         ...

@@ -237,10 +237,7 @@ class KafkaLog:
 
     async def read(self, topic: str) -> AsyncGenerator[Delivery]:
         """With a consumer of its own that joins no group."""
-        count = (await self.topics()).get(topic)
-        if count is None:
-            raise TopicMissingError(f"there is no topic {self._prefix}{topic}")
-        partitions = [TopicPartition(self._prefix + topic, number) for number in range(count)]
+        partitions = await self._partitions_of(topic)
         consumer = AIOKafkaConsumer(
             **self._clients, auto_offset_reset="earliest", request_timeout_ms=int(REQUEST_S * 1000)
         )
@@ -268,6 +265,16 @@ class KafkaLog:
             raise LogUnavailableError(_words(error)) from error
         finally:
             await _ended(consumer.stop())
+
+    async def newest(self, topic: str) -> Sequence[Delivery]:
+        """Without a group."""
+        partitions, observer = await self._partitions_of(topic), await self._observe()
+        begin = await _answer(observer.beginning_offsets(partitions), REQUEST_S)
+        end = await _answer(observer.end_offsets(partitions), REQUEST_S)
+        places = {each: end[each] - 1 for each in partitions if end[each] > begin[each]}
+        async with self._looking:
+            found = await _answer(self._look_at(places), REQUEST_S) if places else {}
+        return [_delivery(topic, record) for record in found.values()]
 
     async def ping(self) -> None:
         """Return within two seconds if a broker answers; raise `LogUnavailableError` otherwise."""
@@ -303,16 +310,13 @@ class KafkaLog:
         new = {each: first for each, first in firsts.items() if self._appended.get(each, NEVER)[0] != first}
         if new:
             async with self._looking:
-                await _answer(self._look_at(new), REQUEST_S)
+                looked_at = await _answer(self._look_at(new), REQUEST_S)
+            self._appended |= {each: (new[each], record.timestamp / 1000) for each, record in looked_at.items()}
         return min((self._appended[each][1] for each in firsts), default=None)
 
     async def _open(self, topic: str, group: str) -> dict[TopicPartition, tuple[int, int]]:
         """By partition the offset of the oldest record that is not done, and the one after the newest."""
-        count = (await self.topics()).get(topic)
-        if count is None:
-            raise TopicMissingError(f"there is no topic {self._prefix}{topic}")
-        partitions = [TopicPartition(self._prefix + topic, number) for number in range(count)]
-        observer = await self._observe()
+        partitions, observer = await self._partitions_of(topic), await self._observe()
         committed = await _answer(
             self._admin.list_consumer_group_offsets(self._prefix + group, partitions=partitions), REQUEST_S
         )
@@ -322,19 +326,25 @@ class KafkaLog:
         firsts = {each: max(first[each], done[each]) for each in partitions}
         return {each: (firsts[each], max(firsts[each], end[each])) for each in partitions}
 
-    async def _look_at(self, places: Mapping[TopicPartition, int]) -> None:
-        """When the record at each of these offsets was appended."""
+    async def _partitions_of(self, topic: str) -> list[TopicPartition]:
+        count = (await self.topics()).get(topic)
+        if count is None:
+            raise TopicMissingError(f"there is no topic {self._prefix}{topic}")
+        return [TopicPartition(self._prefix + topic, number) for number in range(count)]
+
+    async def _look_at(self, places: Mapping[TopicPartition, int]) -> "dict[TopicPartition, ConsumerRecord[Any, Any]]":
+        """The record at each of these offsets."""
+        found: dict[TopicPartition, ConsumerRecord[Any, Any]] = {}
         observer = await self._observe()
         observer.assign(list(places))
         try:
             for place, offset in places.items():
                 observer.seek(place, offset)
-            rest = set(places)
-            while rest:
+            while rest := places.keys() - found.keys():
                 for place, records in (await observer.getmany(*rest, timeout_ms=POLL_MS, max_records=1)).items():
-                    self._appended[place] = places[place], records[0].timestamp / 1000
+                    found[place] = records[0]
                     observer.pause(place)  # it makes room for those whose records are large
-                    rest.remove(place)
+            return found
         except ValueError as error:  # who takes records passes over it
             raise LogUnavailableError("a record cannot be read") from error
         finally:

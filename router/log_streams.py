@@ -84,6 +84,12 @@ class StreamsLog:
                 return
             after = f"({page[-1][0].decode()}"
 
+    async def newest(self, topic: str) -> Sequence[Delivery]:
+        """One at most."""
+        await self._length(topic)
+        newest = await _answer(self._redis.xrevrange(self._key(topic), count=1))
+        return [Delivery(topic, position.decode(), _record(fields)) for position, fields in newest]
+
     async def ping(self) -> None:
         """Return within two seconds if the log answers; raise `LogUnavailableError` otherwise."""
         await _answer(self._redis.ping(), PING_S)

@@ -14,12 +14,14 @@ from policies.used import Used
 from router import ledger, topics
 from router.board import Board
 from router.costs import DAYS_KEPT
+from router.job import JobState
 from router.keyring import Keyring
 from router.ledger import Charged
 from router.log import Log
 from router.machine_sums import MachineSums, billed
 from router.outbox import reservation_id
 
+SPARE_S = 3600.0  # before a tombstone goes
 REMEMBERED = 200_000  # attempts and bills, by which one that is on the ledger twice is known; repeats come soon after
 
 
@@ -161,6 +163,22 @@ async def begin(log: Log, board: Board) -> None:
         async for _ in log.read(topic):
             return
     await board.begin_epoch(str(ULID()), only_first=True)
+
+
+async def compare(log: Log, board: Board) -> None:
+    """End the epoch of a board that does not know of ends which the log has.
+
+    It was set back while nobody followed it, as with a backup that is put in place of a stopped Redis.
+    """
+    epoch, now = await board.epoch(), await board.now()
+    for delivery in await log.newest(topics.EVENTS):
+        event = ledger.event_of(delivery.record)
+        if epoch is not None and event is not None and event.at > now - board.tombstone_s + SPARE_S:
+            state = await board.state(event.tenant, event.job_id)
+            # A failed job may have been run again since.
+            if state is None or not (state.is_terminal or event.state is JobState.FAILED):
+                await board.end_epoch(epoch)
+                return
 
 
 def _day(moment: float) -> date:

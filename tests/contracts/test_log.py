@@ -308,6 +308,20 @@ async def test_the_oldest_is_the_first_that_is_not_done_whether_or_not_it_is_wor
     assert await log.oldest("jobs", group="auditors") == first
 
 
+async def test_the_newest_records_are_seen_and_not_taken(log: Log) -> None:
+    await log.create(["jobs", "others"])
+    nothing = await log.newest("jobs")
+    for number in range(20):
+        await log.append("jobs", Record(b"%d" % number))
+    newest = await log.newest("jobs")
+
+    assert nothing == []
+    assert 1 <= len(newest) <= 3 and b"19" in {each.record.value for each in newest}
+    assert await log.backlog("jobs", group="workers") == 20
+    with pytest.raises(TopicMissingError):
+        await log.newest("missing")
+
+
 async def test_several_topics_at_once_and_records_written_while_subscribed(log: Log) -> None:
     await log.create(["jobs", "more", "most"])
     async with log.subscribe(["jobs", "more", "most"], group="workers") as worker:

@@ -102,6 +102,19 @@ async def test_a_dead_holders_place_is_free_in_time_where_others_ask(redis: "Red
     assert [isinstance(each, Granted) for each in verdicts] == [False] * 39 + [True, True]
 
 
+async def test_a_dead_holders_place_is_free_in_time_where_nobody_asks_and_a_sweeper_lives(redis: "Redis") -> None:
+    scripts = _TimedScripts(redis, START)
+    quotas, scope = Quotas(scripts), tenant_scope(Tenant("acme", Limits(concurrency=1)))
+    asks = {"tokens": 1, "usd": None, "hold_s": 40.0, "ttl_s": 10**6}
+    await quotas.reserve(scope, "dead:1", **asks)  # type: ignore[arg-type]
+
+    for second in range(3, 60, 3):
+        scripts.now = START + second * SECOND
+        await quotas.watch(scope)
+
+    assert isinstance(await quotas.reserve(scope, "next:1", **asks), Granted)  # type: ignore[arg-type]
+
+
 async def test_a_day_starts_with_nothing_used_and_a_job_is_settled_in_its_own(redis: "Redis") -> None:
     scripts = _TimedScripts(redis)
     quotas, scope = Quotas(scripts), tenant_scope(Tenant("acme", Limits(tokens_per_day=1000)))

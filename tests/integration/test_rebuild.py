@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,25 @@ from policies.quota import Exhausted, deployment_scope, nanodollars, tenant_scop
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
 from router import envelope, topics
-from router.board import Finished, Run
+from router.board import Accepted, Finished, Run
 from router.costs import spent
 from router.epoch import Epoch
 from router.job import Job, JobState
 from router.log import Record
-from router.rebuild import begin
-from tests.builders import Bench, a_bench, a_charge, a_deployment, a_job, a_sweeper, accepted, date_of, entries, until
+from router.rebuild import begin, compare
+from tests.builders import (
+    Bench,
+    a_bench,
+    a_body,
+    a_charge,
+    a_deployment,
+    a_job,
+    a_sweeper,
+    accepted,
+    date_of,
+    entries,
+    until,
+)
 
 ANN = "worker:ann|jobs|1-0|1"
 
@@ -102,6 +115,22 @@ async def test_rebuilt_tombstones_are_met_by_records_that_come_again(bench: Benc
     await bench.rebuild()
 
     assert await bench.board.claim(job, ANN, lease_s=20) == Finished(JobState.COMPLETED)
+
+
+async def test_of_a_job_that_the_board_had_forgotten_its_end_is_known_and_it_is_not_run_when_it_is_made_again(
+    bench: Bench,
+) -> None:
+    [job] = await some_finished(bench, 1)
+    await bench.wipe()
+    await bench.rebuild()
+
+    view = await bench.board.view(job.tenant, job.id, even_gone=True)
+    again = await bench.board.accept(job, deadline_s=60, idempotency=None, most_unfinished=9)
+
+    assert view is None
+    assert await bench.board.state(job.tenant, job.id) is JobState.COMPLETED
+    assert isinstance(again, Accepted)
+    assert await bench.board.confirm(job.tenant, job.id) is JobState.COMPLETED
 
 
 async def test_a_budget_is_as_used_after_the_rebuild_as_before(bench: Bench) -> None:
@@ -364,6 +393,35 @@ async def test_a_lost_board_is_not_ready_and_says_what_to_do(bench: Bench) -> No
     assert epoch.fault is not None and "pointsman board rebuild" in epoch.fault
     with pytest.raises(BoardUnavailableError):
         await bench.board.ping()
+
+
+async def test_an_older_copy_that_was_put_in_place_while_nobody_ran_is_noticed_at_the_start(bench: Bench) -> None:
+    await some_finished(bench, 2)
+    copy = await bench.copied()
+    await some_finished(bench, 2)
+    await compare(bench.log, bench.board)
+    whole = await bench.board.epoch()
+    await bench.set_back(copy)
+    await compare(bench.log, bench.board)
+    set_back = await bench.board.epoch()
+    await bench.rebuild()
+    await compare(bench.log, bench.board)
+
+    assert whole is not None
+    assert set_back is None
+    assert await bench.board.epoch() is not None
+
+
+async def test_a_job_that_is_run_again_by_an_operator_or_was_deleted_is_no_sign_of_an_older_copy(bench: Bench) -> None:
+    for again in (True, False):
+        [job] = await some_finished(bench, 1, **({"body": a_body("fail:rejected")} if again else {}))
+        if again:
+            state = await bench.board.revive(replace(job, expires_at=job.expires_at + 60), "letter")
+            assert state is JobState.QUEUED
+        else:
+            await bench.board.delete(job.tenant, job.id)
+        await compare(bench.log, bench.board)
+        assert await bench.board.epoch() is not None
 
 
 async def test_a_board_that_was_set_back_is_noticed_until_it_is_rebuilt(bench: Bench) -> None:

@@ -158,6 +158,7 @@ async def test_what_a_rebuild_knows_of_parts_and_days_stays_in_their_slots(clust
 
     for scope in (OF_TENANT, OF_DEPLOYMENT):
         for part in scope.parts:
+            await quotas.watch(scope)
             await quotas.restore(part.key, month="2026-11", nanodollars=5, day=20_000, tokens=7)
     await board.recount_day("acme", date(2026, 11, 29), {"small|echo.text.light|jobs": 1}, kept_s=60)
 
