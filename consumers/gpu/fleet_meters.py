@@ -31,6 +31,9 @@ class FleetMeters:
         self._seconds = Counter(
             "pointsman_machine_seconds_total", "Time that was billed", [*LABELS, "part"], registry=registry
         )
+        self._tokens = Counter(
+            "pointsman_machine_tokens_total", "Tokens of calls that ended in that time", LABELS, registry=registry
+        )
         self._known: dict[str, set[str]] = {}
 
     def show(self, deployment: str, reports: Mapping[str, Mapping[str, object]]) -> None:
@@ -49,13 +52,14 @@ class FleetMeters:
         """One was ejected."""
         self._ejected.labels(deployment, replica).inc()
 
-    def billed(self, deployment: str, replica: str, bill: Bill) -> None:
-        """A span of its machine's time was billed by this worker."""
+    def billed(self, deployment: str, replica: str, bill: Bill, *, tokens: int) -> None:
+        """A span of its machine's time was billed by this worker; calls with so many tokens ended in it."""
         parts = {"busy": bill.busy, **{str(cause): usd for cause, usd in bill.idle.items()}}
         for part, usd in parts.items():
             self._usd.labels(deployment, replica, part).inc(usd / 1e12)
         self._seconds.labels(deployment, replica, "busy").inc(bill.busy_ms / 1000)
         self._seconds.labels(deployment, replica, "idle").inc((bill.up_ms - bill.busy_ms) / 1000)
+        self._tokens.labels(deployment, replica).inc(tokens)
 
     def _forget(self, deployment: str, names: Iterable[str]) -> None:
         for name in names:
@@ -64,7 +68,7 @@ class FleetMeters:
                     meter.remove(deployment, name)
                 except KeyError:
                     continue  # it had none
-            for meter in (self._usd, self._seconds):
+            for meter in (self._usd, self._seconds, self._tokens):
                 meter.remove_by_labels({"deployment": deployment, "replica": name})
 
 

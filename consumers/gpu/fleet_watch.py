@@ -159,8 +159,8 @@ class Watch:
 
     async def _learn(self, member: Member, moment: float) -> None:
         """A cap goes down at once when its replica has too much, and up again by one at a time."""
-        in_flight, member.congested = member.congested, None
-        if in_flight is not None:
+        in_flight, member.congested = member.congested or member.too_many, None
+        if in_flight:
             change = lowered(member.learned, in_flight=in_flight, now=moment)
         else:
             ceiling = member.ceiling(self._fleet)

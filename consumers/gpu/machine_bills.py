@@ -105,7 +105,7 @@ class MachineBills:
         if not closed:
             return None
         if self._meters is not None:
-            self._meters.billed(deployment, replica, bill)
+            self._meters.billed(deployment, replica, bill, tokens=used.tokens)
         return bill
 
     async def publish(self, deployment: str) -> None:

@@ -55,6 +55,12 @@ class Member:
         """Whether its cache is so full that it would soon throw out what runs."""
         return (self.facts.kv_use or 0.0) > FULL
 
+    @property
+    def too_many(self) -> int | None:
+        """The calls that have filled its cache; None where it is not full, or they still go down to its learned cap."""
+        has_come_down = self.learned is None or self.load <= self.learned.cap
+        return self.load if self.is_full and has_come_down else None
+
     def usd_per_hour(self, fleet: Fleet) -> Decimal | None:
         """What its machine costs; None: it has no bill."""
         return fleet.usd_per_hour if self.replica.usd_per_hour is None else self.replica.usd_per_hour

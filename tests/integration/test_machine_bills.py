@@ -6,8 +6,10 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
+from consumers.gpu.fleet_meters import FleetMeters
 from consumers.gpu.machine_bills import MachineBills
 from consumers.gpu.places import Ended, Places, Seen
 from policies.machine_time import Phase
@@ -43,8 +45,8 @@ async def billed(bills: MachineBills) -> bool:
 
 
 async def test_what_calls_used_and_what_was_idle_is_on_the_ledger_and_adds_up(redis: "Redis") -> None:
-    scripts, ledger = Scripts(redis), Ledger()
-    places, bills = Places(scripts), MachineBills(scripts, ledger.append)
+    scripts, ledger, registry = Scripts(redis), Ledger(), CollectorRegistry()
+    places, bills = Places(scripts), MachineBills(scripts, ledger.append, FleetMeters(registry))
     await seen(places, Phase.WARM_UP)
     await asyncio.sleep(0.05)
     await seen(places, Phase.UP)
@@ -72,6 +74,14 @@ async def test_what_calls_used_and_what_was_idle_is_on_the_ledger_and_adds_up(re
     assert machine.tokens == 500
     assert machine.usd_per_1000_tokens == machine.usd * 2
     assert machine.utilisation is not None and 0 < machine.utilisation < 1
+
+    def shown(name: str, part: str | None = None) -> float:
+        labels = {"deployment": "small", "replica": A, **({} if part is None else {"part": part})}
+        return registry.get_sample_value(f"pointsman_machine_{name}_total", labels) or 0.0
+
+    usd, busy_s = sum(shown("usd", part) for part in ("busy", *idle)), shown("seconds", "busy")
+    assert usd / shown("tokens") == pytest.approx(float(machine.usd_per_1000_tokens) / 1000)
+    assert busy_s / (busy_s + shown("seconds", "idle")) == pytest.approx(machine.utilisation)
 
 
 async def test_a_span_is_billed_once_however_many_workers_write_it_and_the_spans_join(redis: "Redis") -> None:
