@@ -19,8 +19,9 @@ tokens a second each; what is more waits in the engine, without a bound. An answ
 | `busy` | the metrics say that two requests wait |
 | `fresh` | as `well`, with an empty cache and empty books |
 
-`POST /_double/warm` with `{"prompts": [...]}` puts prompts into its cache. `GET /_double/calls` says how many calls
-came, were answered, failed and were broken off, the most that ran at once, and the largest number that waited.
+`POST /_double/books` begins new books and keeps the cache. `GET /_double/calls` says how many calls came, were
+answered, failed and were broken off, the most that ran at once, the largest number that waited, for how long all of
+them held slots, and what was found in the cache.
 """
 
 import argparse
@@ -38,7 +39,7 @@ HOST = "127.0.0.1"
 CHARACTERS = 4  # of a token
 BLOCK = 16  # tokens
 LONGEST_S = 600.0
-PIECES = 4  # in which an answer comes
+PIECES = 4  # in which an answer comes, after its first word
 LARGEST_BODY = 8 * 1024 * 1024
 
 
@@ -52,6 +53,7 @@ class Calls:
     aborted: int = 0
     most_running: int = 0
     most_waiting: int = 0
+    held_s: float = 0.0  # that they have held slots, all together
 
 
 class Engine:
@@ -78,7 +80,7 @@ class Engine:
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_post("/_double/mode", self.change)
-        app.router.add_post("/_double/warm", self.warm)
+        app.router.add_post("/_double/books", self.books)
         app.router.add_get("/_double/calls", self.seen)
         return app
 
@@ -109,16 +111,14 @@ class Engine:
         """Another mode from now on."""
         self.mode = (await request.json())["mode"]
         if self.mode == "fresh":
-            self.mode, self.calls = "well", Calls()
+            self.mode = "well"
             self._blocks.clear()
-            self._hits = self._queries = 0
+            self._begin_books()
         return web.json_response({"mode": self.mode})
 
-    async def warm(self, request: web.Request) -> web.Response:
-        """As if it had computed these, in this order."""
-        for prompt in (await request.json())["prompts"]:
-            self._cached(prompt)
-        self._hits = self._queries = 0
+    async def books(self, request: web.Request) -> web.Response:
+        """New ones."""
+        self._begin_books()
         return web.json_response({})
 
     async def seen(self, request: web.Request) -> web.Response:
@@ -143,6 +143,10 @@ class Engine:
         self.calls.answered += 1
         return response
 
+    def _begin_books(self) -> None:
+        self.calls = Calls()
+        self._hits = self._queries = 0
+
     def _refusal(self) -> web.Response | None:
         match self.mode:
             case "loading":
@@ -164,6 +168,7 @@ class Engine:
             await self._slots.acquire()
         finally:
             self._waiting -= 1
+        began = _now()
         self._running += 1
         self._kv_tokens += tokens + output
         self.calls.most_running = max(self.calls.most_running, self._running)
@@ -172,6 +177,7 @@ class Engine:
             self._prefilled = max(_now(), self._prefilled) + (tokens - cached) / self._prefill
             return await self._streamed(request, tokens, cached, output, since=self._prefilled)
         finally:
+            self.calls.held_s += _now() - began
             self._running -= 1
             self._kv_tokens -= tokens + output
             self._slots.release()
@@ -203,9 +209,8 @@ class Engine:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         done = 0
-        for piece in range(1, PIECES + 1):
-            words = output * piece // PIECES - done
-            done += words
+        for until in sorted({1, *(output * piece // PIECES for piece in range(1, PIECES + 1))} - {0}):
+            words, done = until - done, until
             await asyncio.sleep(max(0.0, since + done / self._decode - _now()))
             self._generated += words
             await response.write(_event({"choices": [_choice({"content": "word " * words})]}))

@@ -4,22 +4,27 @@
 
 The engines (`bench/engine_double.py`) have vLLM's metrics, queue and prefix cache, and the measures of an 8B model in
 16 bits on a card of 24 GB: 3,000 tokens of prompts a second, 20 tokens a second of each answer, eight answers side by
-side, 2,000 blocks of 16 tokens (the 4 GB that are left, at 128 KiB a token). Jobs come at random moments (Poisson)
-through the real gateway and workers. Each belongs to a family that shares a beginning (instructions, tools, a
-document); one engine can keep a quarter of these, and all together each. Some 275 tokens of its own follow. There is
+side, 2,000 blocks of 16 tokens (the 4 GB that are left, at 128 KiB a token). These are reckoned, not measured: such a
+card reads 300 GB a second, and so 16 GB of weights some 20 times; it makes 120 TFLOPS, of which prompts reach 40 %, and
+a token takes 16 GFLOP.
+
+Jobs come at random moments (Poisson) through the real gateway and workers. Each belongs to a family that shares a
+beginning (instructions, tools, a document); one engine can keep a quarter of these, and all together each. Some 275
+tokens of its own follow. There is
 
 - `chat`: prompts of 1,000 tokens and answers of 130 in the middle, 180 on average
 - `extraction`: prompts of 2,200 tokens and answers of 25: to compute prompts is most of the work, and a miss costs ten
   times what a hit does
 
-When a phase begins each engine has computed beginnings drawn at random, as after a long time without affinity. First
-all engines are equal and well, for `--seconds` each without and with affinity, at half of the rate, which is all that
-they can take without. Then one is slow, one lies about its health (200, while every call fails), one is killed
-and comes back later, and two are restarted one after the other, drained before, while jobs come for `--seconds` at a
-rate that uses most of what is left (`utilisation` says how much it was). The same jobs at the same moments are
-then given to an oracle (`bench/fleet_oracle.py`) that knows every queue, every cache, how long an answer will be and
-who is of use now, but not what will fail, and both times are compared. What comes in the first quarter is done by both
-and not compared. `--faster` is for a machine that has the time of its processors.
+Each phase begins with empty caches. First each family comes twice with a short answer, at two thirds of what the
+engines can compute: what they keep by then is what the way of choosing has made of it, and it is not counted. Then
+all engines are equal and well, for `--well` seconds each without and with affinity, at half of the rate, which is all
+that they can take without. In a third phase one is slow, one lies about its health (200, while every call fails), one
+is killed and comes back later, and two are restarted one after the other, drained before, while jobs come for
+`--seconds` at a rate that uses most of what is left (`utilisation` says how much it was). The same jobs at the same
+moments, those of the beginning included, are then given to an oracle (`bench/fleet_oracle.py`) that knows every queue,
+every cache, how long an answer will be and who is of use now, but not what will fail, and both times are compared.
+`--faster` is for a machine that has the time of its processors.
 
 The last line is one JSON object:
 
@@ -27,8 +32,11 @@ The last line is one JSON object:
 - `p50_s`, `p95_s`, `oracle_p50_s`, `oracle_p95_s`, `p95_over_oracle`: from accepted to done, with failures
 - `utilisation`: of the slots that were of use, as the oracle used them
 - `retries_share`: failed attempts over all attempts, with failures
-- `uneven`, `uneven_with_affinity`: without failures, an engine's largest difference to the mean of calls, over the mean
+- `uneven`, `uneven_with_affinity`: without failures, an engine's largest difference to the mean of what its slots were
+  held for, over the mean; `uneven_calls`, `uneven_calls_with_affinity`: the same of calls. Answers differ a hundredfold
+  in length, so with few of them both are chance
 - `hit_rate`, `random_hit_rate`, `hit_rate_over_random`: prompt tokens that were in a cache, with and without affinity
+- `hits_of_best`: with affinity, over those of one cache for all that keeps everything
 - `most_waiting`: the most requests that ever waited inside an engine
 
 Exit code 1 when a job was lost.
@@ -68,7 +76,10 @@ ENGINES = 6
 SLOW, LIAR, DIES, RESTARTED = 5, 4, 3, (0, 1)
 SLOTS, PREFILL, DECODE, BLOCKS = 8, 3000.0, 20.0, 2000
 SLOWNESS = 0.5
-LEARNING = 0.25  # of the jobs are not compared
+SETTLING = 2  # times that each family comes before jobs count
+SETTLING_USE = 2 / 3  # of what the engines can compute, if nothing is in a cache
+SHORT = 4  # tokens of an answer then
+OWN = 275  # tokens of a prompt that follow its beginning, on average
 PATH = "/v1/chat/completions"
 PATIENCE_S = 120.0
 LOOK_S = 0.05
@@ -86,11 +97,6 @@ class Traffic:
     characters: int
     answer: tuple[float, float, int]
     rate: float
-
-    @property
-    def warm(self) -> int:
-        """Beginnings that an engine has computed when a phase begins: more than it can keep."""
-        return self.families // 3
 
     def beginning(self, family: int) -> str:
         """What its prompts begin with."""
@@ -148,18 +154,15 @@ class Engine:
         async with client.post(f"{self.url}/_double/mode", json={"mode": mode}) as answer:
             answer.raise_for_status()
 
-    async def begin(self, client: aiohttp.ClientSession, traffic: Traffic, draw: random.Random) -> list[str]:
-        """New books, and a cache of beginnings drawn at random, which are returned."""
-        await self.become(client, "fresh")
-        prompts = [traffic.beginning(draw.randrange(traffic.families)) for _ in range(traffic.warm)]
-        async with client.post(f"{self.url}/_double/warm", json={"prompts": prompts}) as answer:
+    async def begin_books(self, client: aiohttp.ClientSession) -> None:
+        """What came until now does not count."""
+        async with client.post(f"{self.url}/_double/books") as answer:
             answer.raise_for_status()
-        return prompts
 
-    async def calls(self, client: aiohttp.ClientSession) -> dict[str, int]:
+    async def calls(self, client: aiohttp.ClientSession) -> dict[str, float]:
         """What came to it."""
         async with client.get(f"{self.url}/_double/calls") as answer:
-            found: dict[str, int] = await answer.json()
+            found: dict[str, float] = await answer.json()
             return found
 
     def list(self, *, drain: bool = False) -> None:
@@ -169,16 +172,13 @@ class Engine:
         new.write_text(json.dumps({"url": self.url, "drain": drain}), encoding="utf-8")
         new.replace(path)
 
-    def server(self, since: float, prompts: Sequence[str]) -> Server:
-        """As the oracle knows it, with what it had computed; moments are after `since`."""
+    def server(self, since: float) -> Server:
+        """As the oracle knows it, with an empty cache; moments are after `since`."""
         outages = [
             Outage(each.closed - since, None if each.dies is None else each.dies - since, each.until - since)
             for each in self.outages
         ]
-        found = Server(SLOTS, PREFILL * self.speed, DECODE * self.speed, BLOCKS, outages)
-        for prompt in prompts:
-            found.warm(_blocks(prompt))
-        return found
+        return Server(SLOTS, PREFILL * self.speed, DECODE * self.speed, BLOCKS, outages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,12 @@ class Ran:
         """Jobs that were not completed."""
         return sum(view.state is not JobState.COMPLETED for view in self.views)
 
-    def works(self) -> list[tuple[Work, float | None]]:
-        """The same jobs for the oracle, as they came, each with its seconds from accepted to done."""
+    def works(self, since: float) -> list[tuple[Work, float | None]]:
+        """The same jobs for the oracle, as they came after `since`, each with its seconds from accepted to done."""
         pairs = zip(self.bodies, self.views, strict=True)
         return [
             (
-                Work(view.job.created_at - self.began, _blocks(_prompt(body)), body["max_tokens"]),
+                Work(view.job.created_at - since, _blocks(_prompt(body)), body["max_tokens"]),
                 None if view.finished_at is None else view.finished_at - view.job.created_at,
             )
             for body, view in sorted(pairs, key=lambda pair: pair[1].job.created_at)
@@ -241,103 +241,113 @@ async def _drill(given: argparse.Namespace) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Well:
-    """What came of a phase in which nothing failed."""
+    """What came of a phase in which nothing failed: `uneven` by the time of slots, and by calls."""
 
     ran: Ran
     uneven: float
+    uneven_calls: float
     hit_rate: float
 
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """What came of the phase with failures. `warm`: what each engine had computed before."""
+    """What came of the phase with failures, and before them, while the caches filled."""
 
+    settled: Ran
     ran: Ran
-    warm: Sequence[Sequence[str]]
-    most_waiting: int
+    most_waiting: float
 
 
 def _figures(
     spread: Well, near: Well, failing: Failing, engines: Sequence[Engine], given: argparse.Namespace
 ) -> dict[str, float]:
-    ran = failing.ran
-    works = ran.works()
-    servers = [each.server(ran.began, warm) for each, warm in zip(engines, failing.warm, strict=True)]
-    at_best = served([work for work, _ in works], servers)
-    counts = [work.at >= _learning(given) for work, _ in works]
-    ours = [seconds for (_, seconds), counted in zip(works, counts, strict=True) if counted and seconds is not None]
-    best = [each for each, counted in zip(at_best, counts, strict=True) if counted]
-    best_s = [each.seconds for each in best]
+    began, settled, ran = failing.settled.began, failing.settled.works(failing.settled.began), failing.ran
+    works = ran.works(began)
+    at_best = served([work for work, _ in settled + works], [each.server(began) for each in engines])[len(settled) :]
+    ours = [seconds for _, seconds in works if seconds is not None]
+    best_s = [each.seconds for each in at_best]
     attempts = sum(view.attempts for view in ran.views)
     return {
         "jobs": sum(len(each.views) for each in (spread.ran, near.ran, ran)),
-        "lost": sum(each.lost for each in (spread.ran, near.ran, ran)),
+        "lost": sum(each.lost for each in (spread.ran, near.ran, failing.settled, ran)),
         "p50_s": round(statistics.median(ours), 3),
         "oracle_p50_s": round(statistics.median(best_s), 3),
         "p95_s": round(_p95(ours), 3),
         "oracle_p95_s": round(_p95(best_s), 3),
         "p95_over_oracle": round(_p95(ours) / _p95(best_s), 3),
-        "utilisation": round(sum(each.held_s for each in best) / _slot_seconds(engines, ran, given), 3),
+        "utilisation": round(sum(each.held_s for each in at_best) / _slot_seconds(engines, given), 3),
         "retries_share": round((attempts - len(ran.views)) / attempts, 4),
         "uneven": round(spread.uneven, 3),
         "uneven_with_affinity": round(near.uneven, 3),
+        "uneven_calls": round(spread.uneven_calls, 3),
+        "uneven_calls_with_affinity": round(near.uneven_calls, 3),
         "hit_rate": round(near.hit_rate, 3),
         "random_hit_rate": round(spread.hit_rate, 3),
         "hit_rate_over_random": round(near.hit_rate / max(spread.hit_rate, 0.001), 2),
+        "hits_of_best": round(near.hit_rate / _best_hit_rate(given.traffic, near.ran), 3),
         "most_waiting": failing.most_waiting,
     }
 
 
-def _slot_seconds(engines: Sequence[Engine], ran: Ran, given: argparse.Namespace) -> float:
-    """Of all engines, while jobs came that are compared and they were of use."""
+def _slot_seconds(engines: Sequence[Engine], given: argparse.Namespace) -> float:
+    """Of all engines, while jobs came and they were of use."""
     out = sum(outage.until - outage.closed for each in engines for outage in each.outages)
     every: float = ENGINES * given.seconds
     return SLOTS * (every - out)
 
 
-def _learning(given: argparse.Namespace) -> float:
-    """Seconds before those that are compared."""
-    seconds: float = given.seconds * LEARNING / (1 - LEARNING)
-    return seconds
+def _best_hit_rate(traffic: Traffic, ran: Ran) -> float:
+    """Of prompt tokens, what all of its family share: each has come before."""
+    tokens = sum(len(_prompt(body)) for body in ran.bodies)
+    return len(ran.bodies) * traffic.characters / tokens
+
+
+async def _settled(
+    place: Stage, client: aiohttp.ClientSession, engines: Sequence[Engine], deployment: str, given: argparse.Namespace
+) -> Ran:
+    """From empty caches to what they keep as a rule, with new books."""
+    for each in engines:
+        await each.become(client, "fresh")
+    ran = await run(place, client, _settling(deployment, given))
+    for each in engines:
+        await each.begin_books(client)
+    return ran
 
 
 async def _well(
     place: Stage, client: aiohttp.ClientSession, engines: Sequence[Engine], deployment: str, given: argparse.Namespace
 ) -> Well:
-    traffic, draw = given.traffic, random.Random(given.seed)
-    for each in engines:
-        await each.begin(client, traffic, draw)
-    ran = await run(place, client, _jobs(deployment, traffic, given.seconds, given.rate / 2, seed=given.seed * 1000))
+    await _settled(place, client, engines, deployment, given)
+    jobs = _jobs(deployment, given.traffic, given.well, given.rate / 2, seed=given.seed * 1000)
+    ran = await run(place, client, jobs)
     seen = [await each.calls(client) for each in engines]
-    totals = [each["total"] for each in seen]
-    mean = statistics.fmean(totals)
     hits = sum(each["prefix_hits"] for each in seen) / max(1, sum(each["prefix_queries"] for each in seen))
-    return Well(ran, max(abs(total - mean) for total in totals) / mean, hits)
+    return Well(ran, _uneven([each["held_s"] for each in seen]), _uneven([each["total"] for each in seen]), hits)
+
+
+def _uneven(each: Sequence[float]) -> float:
+    mean = statistics.fmean(each)
+    return max(abs(one - mean) for one in each) / mean
 
 
 async def _with_failures(
     place: Stage, client: aiohttp.ClientSession, engines: Sequence[Engine], given: argparse.Namespace
 ) -> Failing:
-    traffic = given.traffic
     engines[SLOW].speed *= SLOWNESS
     await engines[SLOW].kill()
     await engines[SLOW].start()
-    draw, before, seconds = random.Random(given.seed), _learning(given), given.seconds
-    warm = [await each.begin(client, traffic, draw) for each in engines]
-    await asyncio.sleep(2.0)  # until the slow one has been seen again
+    await asyncio.sleep(2.0)  # until it has been seen again
+    settled, seconds = await _settled(place, client, engines, "chat", given), given.seconds
     acts = [
-        _lying(engines[LIAR], client, before + seconds * 0.05, before + seconds * 0.25),
-        _dying(engines[DIES], before + seconds * 0.35, before + seconds * 0.5),
-        *(
-            _restarted(engines[number], client, before + seconds * at)
-            for number, at in zip(RESTARTED, (0.6, 0.8), strict=True)
-        ),
+        _lying(engines[LIAR], client, seconds * 0.05, seconds * 0.25),
+        _dying(engines[DIES], seconds * 0.35, seconds * 0.5),
+        *(_restarted(engines[number], client, seconds * at) for number, at in zip(RESTARTED, (0.6, 0.8), strict=True)),
     ]
     failing = [asyncio.create_task(act) for act in acts]
-    ran = await run(place, client, _jobs("chat", traffic, before + seconds, given.rate, seed=given.seed * 1000 + 1))
+    ran = await run(place, client, _jobs("chat", given.traffic, seconds, given.rate, seed=given.seed * 1000 + 1))
     await asyncio.gather(*failing)
     waiting = [(await each.calls(client))["most_waiting"] for each in engines]
-    return Failing(ran, warm, max(waiting))
+    return Failing(settled, ran, max(waiting))
 
 
 async def _lying(engine: Engine, client: aiohttp.ClientSession, after: float, until: float) -> None:
@@ -406,14 +416,31 @@ def _jobs(deployment: str, traffic: Traffic, seconds: float, rate: float, *, see
     at = 0.0
     while (at := at + draw.expovariate(rate)) < seconds:
         family, number = draw.randrange(traffic.families), len(found)
-        asked = min(8000, round(draw.lognormvariate(6.6, 0.9)))  # characters: 735 in the middle
-        messages = [
-            {"role": "system", "content": traffic.beginning(family)},
-            {"role": "user", "content": _text(f"Job {seed}-{number}. ", asked)},
-        ]
+        messages = _messages(traffic, family, f"Job {seed}-{number}. ", draw)
         output = min(most, max(4, round(draw.lognormvariate(math.log(median), sigma))))
         found.append((at, {"model": deployment, "messages": messages, "max_tokens": output}))
     return found
+
+
+def _settling(deployment: str, given: argparse.Namespace) -> list[Due]:
+    """Each family some times, in an order drawn anew each time."""
+    traffic, draw = given.traffic, random.Random(given.seed)
+    rate = SETTLING_USE * (ENGINES - 1) * PREFILL * given.faster / (traffic.characters / CHARACTERS + OWN)
+    found: list[Due] = []
+    at = 0.0
+    for family in [each for _ in range(SETTLING) for each in draw.sample(range(traffic.families), traffic.families)]:
+        at += draw.expovariate(rate)
+        messages = _messages(traffic, family, f"Before {len(found)}. ", draw)
+        found.append((at, {"model": deployment, "messages": messages, "max_tokens": SHORT}))
+    return found
+
+
+def _messages(traffic: Traffic, family: int, own: str, draw: random.Random) -> list[dict[str, str]]:
+    asked = min(8000, round(draw.lognormvariate(6.6, 0.9)))  # characters: 735 in the middle
+    return [
+        {"role": "system", "content": traffic.beginning(family)},
+        {"role": "user", "content": _text(own, asked)},
+    ]
 
 
 def _text(beginning: str, characters: int) -> str:
@@ -471,6 +498,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--traffic", choices=tuple(TRAFFIC), default="chat")
     parser.add_argument("--seconds", type=float, default=90.0, help="how long jobs come while engines fail")
+    parser.add_argument("--well", type=float, default=None, help="while all are well; three times as long")
     parser.add_argument(
         "--rate",
         type=float,
@@ -486,6 +514,7 @@ def _arguments() -> argparse.Namespace:
     traffic = TRAFFIC[given.traffic]
     given.traffic = replace(traffic, families=given.families or traffic.families)
     given.rate = given.rate or traffic.rate * given.faster
+    given.well = given.well or 3 * given.seconds
     return given
 
 

@@ -6,7 +6,6 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from statistics import median_low
 
 import aiohttp
 import structlog
@@ -19,7 +18,8 @@ from consumers.gpu.homes import Homes
 from consumers.gpu.machine_bills import MachineBills
 from consumers.gpu.members import Member, Place
 from consumers.gpu.places import Ended, Places, Taken
-from consumers.gpu.replicas import Candidate, cap, ranked
+from consumers.gpu.replicas import CACHED, UNKNOWN, Candidate, Work, cap, ranked
+from consumers.gpu.speeds import Speed, speeds
 from policies.concurrency import Usual
 from policies.deployments import Deployment
 from policies.ending import ended
@@ -38,7 +38,7 @@ WANTED_S = 10.0  # so long after a job was last waiting, jobs are waiting
 REMEMBERED = 10_000  # jobs whose failed replicas are known
 BILL_S = 10.0  # between two bills of a machine
 NOBODY = frozenset({"no_connection", "connect_timeout"})
-NEWEST = 0.2  # how much the newest call counts in an average
+ANSWER_NEWEST = 0.05  # how much the newest answer counts in their usual length
 LATE = 0.5  # of the time that a first token may take
 
 
@@ -71,6 +71,7 @@ class Replicas:
         self._homes = Homes(clock)
         self._promised: dict[str, tuple[str, float]] = {}
         self._usual = Usual()
+        self._answer = UNKNOWN.answer
         self._wanted_at: float | None = None
         self._changed = asyncio.Event()
         self._watch = Watch(
@@ -116,13 +117,15 @@ class Replicas:
         if id in self._held:
             return self._held[id]
         self._promised.pop(job.id, None)
-        member = await self._found(job, id)
-        if member is None:
+        found = await self._found(job, id)
+        if found is None:
             return None
+        member, is_home = found
         self._usual.add(0.0, job.estimate.tokens)
         member.ours += 1
         member.given += 1
-        self._held[id] = place = Place(member, id)
+        member.computes[id] = job.estimate.input_tokens * (1 - CACHED if is_home else 1.0)
+        self._held[id] = place = Place(member, id, 0.0 if is_home else sum(member.computes.values()))
         return place
 
     def welcomes(self, job: Job) -> bool:
@@ -134,6 +137,9 @@ class Replicas:
         wanted = self._ranked(job)
         if wanted:
             self._promised[job.id] = (wanted[0].name, self._clock())
+            self._homes.waits_no_more(job)
+        else:
+            self._homes.waits(job)
         return bool(wanted) or not self._candidates()
 
     def leave(self, place: Place, *, tokens: int = 0) -> None:
@@ -142,6 +148,7 @@ class Replicas:
             return
         member = place.member
         member.ours -= 1
+        member.computes.pop(place.id, None)
         member.everyone = max(member.ours, member.everyone - 1)
         self._ended.append(Ended(member.replica.name, place.id, tokens))
         self._changed.set()
@@ -154,6 +161,7 @@ class Replicas:
 
     def begins(self, place: Place) -> None:
         """Its call gets its first token."""
+        place.member.computes.pop(place.id, None)
         place.member.health.begins(self._clock())
 
     def succeeded(self, place: Place, so_far: SoFar, seconds: float) -> None:
@@ -164,9 +172,9 @@ class Replicas:
             return
         if first_s > LATE * self.deployment.timeouts.first_token:
             self._congested(member)
-        if so_far.usage.output > 1:
-            token_s = (seconds - first_s) / so_far.usage.output
-            member.token_s = token_s if member.token_s is None else member.token_s + NEWEST * (token_s - member.token_s)
+        output = so_far.usage.output
+        member.shown.answered(seconds=seconds, first_s=first_s, prompt=place.prompt, answer=output)
+        self._answer += ANSWER_NEWEST * (output - self._answer)
 
     def failed(self, place: Place, error: BackendError) -> None:
         """Its call failed: whose fault is it, and what does it say about the replica?"""
@@ -217,22 +225,25 @@ class Replicas:
             return min(most, max(0, member.everyone - member.ours) + 1)
         return cap(most, share=member.health.share(self._fleet.slow_start_s, self._clock()))
 
-    async def _found(self, job: Job, id: str) -> Member | None:
-        """Which replica has a place for it. Raises `BoardUnavailableError`."""
+    async def _found(self, job: Job, id: str) -> tuple[Member, bool] | None:
+        """Which replica has a place for it, and whether it has its beginning. Raises `BoardUnavailableError`."""
         for _ in range(HOMES_TOLD):
+            _, homes = self._homes.known(job)
             wanted = self._ranked(job)[:ASKED]
             if not wanted:
                 return None
             members = [self.members[each.name] for each in wanted]  # one of them may go meanwhile
             taken = await self._offered(job, id, wanted, members)
             if not self._homes.told(job, taken.homes) or taken.index is not None:
-                return None if taken.index is None else members[taken.index]
+                member = None if taken.index is None else members[taken.index]
+                return None if member is None else (member, member.replica.name in homes)
         return None
 
     def _ranked(self, job: Job) -> Sequence[Candidate]:
         has_homes = self._fleet.affinity and len(self.members) > 1
         return ranked(
             self._candidates(),
+            work=Work(job.estimate.input_tokens, self._answer),
             beginning=self._homes.beginning(job) if has_homes else None,
             avoid=self._failed.get(job.id, ()),
             rolls=(self._roll(), self._roll()),
@@ -268,21 +279,15 @@ class Replicas:
         self._promised = {job: each for job, each in self._promised.items() if now - each[1] < PROMISED_S}
         promised = Counter(name for name, _ in self._promised.values())
         open_ones = [each for each in self.members.values() if each.is_open] or self._last_resort()
-        known = [each.token_s for each in open_ones if each.token_s]
-        usual = median_low(known) if known else 0.0
-        return [
-            self._candidate(
-                each, promised=promised[each.replica.name], pace=each.token_s / usual if each.token_s else 1.0
-            )
-            for each in open_ones
-        ]
+        known = zip(open_ones, speeds([each.shown for each in open_ones]), strict=True)
+        return [self._candidate(each, speed, promised=promised[each.replica.name]) for each, speed in known]
 
-    def _candidate(self, member: Member, *, promised: int, pace: float) -> Candidate:
+    def _candidate(self, member: Member, speed: Speed, *, promised: int) -> Candidate:
         """One whose own queue is not empty, or whose cache is full, has no room, whatever its cap."""
         most, load = self.cap(member), member.load + promised
         if member.is_full or (member.facts.waiting or 0) > self._fleet.queue:
             load = max(load, most)
-        return Candidate(member.replica.name, load, most, member.given, pace)
+        return Candidate(member.replica.name, load, most, member.given, speed, sum(member.computes.values()))
 
     def _last_resort(self) -> list[Member]:
         """The last replica is never ejected: of those that are, the one whose time is over first."""

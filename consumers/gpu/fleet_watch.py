@@ -18,6 +18,7 @@ from consumers.gpu.members import Member
 from consumers.gpu.places import Places, Seen
 from consumers.gpu.probing import Probed, ask
 from consumers.gpu.replicas import lowered, raised
+from consumers.gpu.speeds import Shown
 from consumers.gpu.waking import AFTER_FAILURE_S, wake
 from policies.fleets import MOST_REPLICAS, Fleet
 from policies.scripts import BoardUnavailableError
@@ -131,7 +132,7 @@ class Watch:
             member.bounds = probed.bounds or member.bounds
             member.told(probed.facts, now)
             if member.health.state is State.DOWN:
-                member.bounds = member.token_s = None  # another one may come back in its place
+                member.bounds, member.shown = None, Shown()  # another one may come back in its place
             if member.health.state is not before:
                 log.info("replica_changed", **self._named(member), state=member.health.state, why=member.health.why)
 

@@ -1,13 +1,14 @@
 """Which replicas have computed how a job's prompt begins, as the board has told this worker, and who waits for them."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from consumers.gpu.replicas import LONGEST_S, Beginning, digest_of, prefix_of
 from router.job import Job
 
 REMEMBERED = 10_000  # beginnings, and jobs that were asked for
+ASKED_AGAIN_S = 2.0  # a job that waits is asked about more often
 MOST_OF_TIME = 0.05  # of all the time that a job has, it waits at most so much
 
 
@@ -19,6 +20,15 @@ class _Asked:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """A job waits for one of these, `since` a moment; it was last asked about `at` another."""
+
+    homes: Sequence[str]
+    since: float
+    at: float
+
+
 class Homes:
     """Of one deployment. `clock` is a steady one."""
 
@@ -26,6 +36,7 @@ class Homes:
         self._clock = clock
         self._known: OrderedDict[bytes, Sequence[str]] = OrderedDict()
         self._asked: OrderedDict[str, _Asked] = OrderedDict()
+        self._waiting: dict[str, _Waits] = {}
 
     def beginning(self, job: Job) -> Beginning | None:
         """How it begins; the first time it is asked for, the job begins to wait."""
@@ -35,8 +46,8 @@ class Homes:
         return Beginning(
             asked.digest,
             self._known.get(asked.digest, ()),
+            self._ahead(asked.at),
             self._clock() - asked.at,
-            job.estimate.input_tokens,
             min(LONGEST_S, MOST_OF_TIME * (job.expires_at - job.created_at)),
         )
 
@@ -57,6 +68,27 @@ class Homes:
         self._known.move_to_end(asked.digest)
         _bound(self._known)
         return not set(homes) <= set(before)
+
+    def waits(self, job: Job) -> None:
+        """It goes on waiting for one of its homes."""
+        asked = self._asked.get(job.id)
+        if asked is not None and asked.digest is not None:
+            self._waiting[job.id] = _Waits(self._known.get(asked.digest, ()), asked.at, self._clock())
+
+    def waits_no_more(self, job: Job) -> None:
+        """It has found its place, or is not to have one."""
+        self._waiting.pop(job.id, None)
+
+    def _ahead(self, since: float) -> Mapping[str, float]:
+        """Those that began to wait before, each shared out among its homes."""
+        now = self._clock()
+        self._waiting = {id: each for id, each in self._waiting.items() if now - each.at < ASKED_AGAIN_S}
+        found: dict[str, float] = {}
+        for each in self._waiting.values():
+            if each.since < since:
+                for name in each.homes:
+                    found[name] = found.get(name, 0.0) + 1 / len(each.homes)
+        return found
 
     def _of(self, job: Job) -> _Asked:
         asked = self._asked.get(job.id)

@@ -7,6 +7,7 @@ from consumers.gpu.discovery import Replica
 from consumers.gpu.engines import UNKNOWN, Bounds, Facts
 from consumers.gpu.health import Health, State
 from consumers.gpu.replicas import FULL, Learned, cap
+from consumers.gpu.speeds import Shown
 from policies.fleets import Engine, Fleet
 from policies.machine_time import Phase
 
@@ -29,7 +30,8 @@ class Member:
     foreign: int = 0  # calls there that are not from us
     learned: Learned | None = None
     tokens_per_s: float | None = None
-    token_s: float | None = None  # that a token of an answer takes, as a moving average
+    shown: Shown = field(default_factory=Shown)
+    computes: dict[str, float] = field(default_factory=dict)  # tokens of our calls' prompts, until they are answered
     is_listed: bool = True
     congested: int | None = None  # with so many calls, since it was last told to the others
     _extra: int = 0
@@ -101,10 +103,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A call's place on a replica."""
+    """A call's place on a replica.
+
+    `prompt`: tokens that are to be computed there before it begins to be answered; 0 where it finds some of them.
+    """
 
     member: Member
     id: str
+    prompt: float = 0.0
 
     @property
     def replica(self) -> Replica:

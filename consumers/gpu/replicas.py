@@ -1,16 +1,17 @@
 """Which replica of a deployment gets a job, and how many calls one of them may have. Pure."""
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from statistics import median_low
+
+from consumers.gpu.speeds import USUAL, Speed
 
 OVERLOADED = 1.3  # who has a prompt's beginning may have so many times the mean load
-FULL_S = 0.002  # that a job waits, for each of its tokens, while all that have its beginning are full
-BUSY_S = 0.0005  # while one of them has room, but more load than it should
-LONGEST_S = 4.0  # that it waits at all
-SLOW = 1.5  # times the usual pace
-ALIKE = 1.25  # up to so much of a difference is chance
+CACHED = 0.75  # of such a prompt need not be computed there, as a rule
+PRICE = 6.0  # seconds that a second of computing it again costs all: it takes the time, and pushes out what others find
+LONGEST_S = 30.0  # that a job waits for who has its beginning
 PREFIX_BYTES = 2048  # of the conversation's beginning
 LEAST_PREFIX = 256  # bytes; less is prefilled faster than it is found
 FULL = 0.9  # of an engine's KV cache: above it begins to throw out what runs
@@ -21,28 +22,46 @@ USED = 0.8  # only who uses his cap learns whether it could be higher
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What a job is likely to be, in tokens: its prompt, and the answers that are usual."""
+
+    prompt: float = 0.0
+    answer: float = 100.0
+
+
+UNKNOWN = Work()
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A replica that may be called. `load`: calls that are there, of whoever; `cap`: how many there may be.
 
-    `pace`: how long it takes for a token, over what is usual among them. Of two that are as good the one that was
-    `given` less gets the next one.
+    `computing`: tokens of prompts that are being computed there. Of two that are as good the one that was `given` less
+    gets the next one.
     """
 
     name: str
     load: int
     cap: int
     given: int = 0
-    pace: float = 1.0
+    speed: Speed = USUAL
+    computing: float = 0.0
 
     @property
     def room(self) -> int:
         """Calls that may begin there."""
         return max(0, self.cap - self.load)
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether a cached beginning is not worth it there."""
-        return self.pace >= SLOW
+    def seconds(self, work: Work, *, most: int | None = None, cached: float = 0.0, ahead: float = 0.0) -> float:
+        """How long the job is likely to take there, when it may have `most` calls and has a part of the prompt.
+
+        So many jobs have their turn `ahead` of it. An engine that is full takes about twice as long for an answer as
+        one that idles.
+        """
+        limit = max(1, self.cap if most is None else min(self.cap, most))
+        waits = max(0.0, self.load + ahead + 1 - limit) / limit * self.speed.call_s
+        prompt = self.speed.prompt_s * (self.computing + work.prompt * (1 - cached))
+        return waits + prompt + self.speed.token_s * work.answer * (1 + self.load / self.cap)
 
 
 def prefix_of(body: bytes) -> bytes | None:
@@ -63,21 +82,15 @@ def prefix_of(body: bytes) -> bytes | None:
 class Beginning:
     """How a job's prompt begins: a digest of that, and the replicas (`homes`) that have computed it not long ago.
 
-    The job has `waited` so many seconds for one of these, and may wait for `at_most`.
+    The job has `waited` so many seconds for one of these, and may wait for `at_most`; so many that began to wait before
+    it are `ahead` of it at each replica.
     """
 
     digest: bytes
     homes: Collection[str] = ()
+    ahead: Mapping[str, float] = field(default_factory=dict)
     waited: float = 0.0
-    tokens: int = 0
     at_most: float = LONGEST_S
-
-    def waits(self, *, all_full: bool) -> bool:
-        """Whether it is worth more to wait for one of its homes than to be computed anew elsewhere.
-
-        That takes its time and, what counts more where many such jobs come, it takes it from the others there.
-        """
-        return self.waited < min(self.tokens * (FULL_S if all_full else BUSY_S), self.at_most, LONGEST_S)
 
 
 def digest_of(prefix: bytes) -> bytes:
@@ -88,31 +101,40 @@ def digest_of(prefix: bytes) -> bytes:
 def ranked(
     candidates: Sequence[Candidate],
     *,
+    work: Work = UNKNOWN,
     beginning: Beginning | None = None,
     avoid: Collection[str] = (),
     rolls: tuple[float, float],
 ) -> Sequence[Candidate]:
     """Those with room, the chosen one first, the others as they would do instead; `avoid` only where nothing else is.
 
-    One of the beginning's homes that is not overloaded, and no other. Where there is none, nobody while it is worth
-    waiting for one, then the better of two that the beginning names. Without one, the better of two that `rolls` (in
-    0..1) draw.
+    One of the beginning's homes and no other, or nobody while it is worth waiting for one: as long as that, and to wait
+    until the home has no more than its share, takes less than to compute the beginning elsewhere costs all. Where there
+    is no home, the better of two that the beginning names; without one, of two that `rolls` (in 0..1) draw.
     """
     free = [each for each in candidates if each.room]
     wanted = [each for each in free if each.name not in avoid] or free
-    if beginning is None:
-        return _with_others(_better(wanted, rolls), wanted) if wanted else ()
-    homes = [
-        each for each in candidates if each.name in beginning.homes and each.name not in avoid and not each.is_slow
-    ]
-    most = math.ceil(OVERLOADED * (sum(each.load for each in candidates) + 1) / max(1, len(candidates)))
-    at_home = [each for each in homes if each.room and each.load < most]
-    if at_home:
-        return sorted(at_home, key=lambda each: each.load)
-    if homes and beginning.waits(all_full=not any(each.room for each in homes)):
+    if not wanted:
         return ()
-    others = [each for each in wanted if each not in homes] or wanted
-    return _with_others(_named(others, beginning.digest), wanted) if wanted else ()
+    if beginning is None:
+        return _with_others(_better(wanted, work, rolls), wanted, work)
+    homes = {each.name for each in candidates if each.name in beginning.homes and each.name not in avoid}
+    if not homes:
+        return _with_others(_named(wanted, work, beginning.digest), wanted, work)
+    most = math.ceil(OVERLOADED * (sum(each.load for each in candidates) + 1) / len(candidates))
+    again_s = PRICE * median_low(each.speed.prompt_s for each in candidates) * work.prompt * CACHED
+
+    def cost(each: Candidate) -> tuple[float, int]:
+        ahead = beginning.ahead.get(each.name, 0.0)
+        if each.name in homes:
+            return each.seconds(work, most=most, cached=CACHED, ahead=ahead), each.given
+        return each.seconds(work, ahead=ahead) + again_s, each.given
+
+    best = min((each for each in candidates if each.name in homes or each in wanted), key=cost)
+    if not best.room and beginning.waited < beginning.at_most:
+        return ()
+    is_home = best.room > 0 and best.name in homes
+    return sorted([each for each in wanted if (each.name in homes) == is_home] or wanted, key=cost)
 
 
 def cap(*limits: int | None, share: float = 1.0) -> int:
@@ -144,26 +166,24 @@ def raised(learned: Learned | None, *, in_flight: int, ceiling: int, now: float)
     return Learned(min(float(ceiling), learned.cap + 1), now)
 
 
-def _named(wanted: Sequence[Candidate], digest: bytes) -> Candidate:
+def _named(wanted: Sequence[Candidate], work: Work, digest: bytes) -> Candidate:
     """The better of the first two in an order of the beginning's own: always the same two, whoever asks."""
 
     def rank(each: Candidate) -> bytes:
         return blake2b(each.name.encode() + b"\0" + digest, digest_size=8).digest()
 
-    return min(sorted([each for each in wanted if not each.is_slow] or wanted, key=rank, reverse=True)[:2], key=_use)
+    return min(sorted(wanted, key=rank, reverse=True)[:2], key=lambda each: _use(each, work))
 
 
-def _better(wanted: Sequence[Candidate], rolls: tuple[float, float]) -> Candidate:
+def _better(wanted: Sequence[Candidate], work: Work, rolls: tuple[float, float]) -> Candidate:
     one = int(rolls[0] * len(wanted))
     other = (one + 1 + int(rolls[1] * (len(wanted) - 1))) % len(wanted)
-    return min(wanted[one], wanted[other], key=_use)
+    return min(wanted[one], wanted[other], key=lambda each: _use(each, work))
 
 
-def _with_others(chosen: Candidate, wanted: Sequence[Candidate]) -> Sequence[Candidate]:
-    return [chosen, *sorted((each for each in wanted if each is not chosen), key=_use)]
+def _with_others(chosen: Candidate, wanted: Sequence[Candidate], work: Work) -> Sequence[Candidate]:
+    return [chosen, *sorted((each for each in wanted if each is not chosen), key=lambda each: _use(each, work))]
 
 
-def _use(candidate: Candidate) -> tuple[float, int]:
-    """What it costs a job to go there: an engine that is full takes about twice as long as one that idles."""
-    pace = candidate.pace if candidate.pace >= ALIKE else 1.0
-    return pace * (1 + candidate.load / candidate.cap), candidate.given
+def _use(candidate: Candidate, work: Work) -> tuple[float, int]:
+    return candidate.seconds(work), candidate.given

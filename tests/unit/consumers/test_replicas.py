@@ -10,23 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.gpu.replicas import (
-    FULL_S,
     LEARN_S,
     LEAST_PREFIX,
     LONGEST_S,
     LOWERED,
     OVERLOADED,
     PREFIX_BYTES,
-    SLOW,
     Beginning,
     Candidate,
     Learned,
+    Work,
     cap,
     lowered,
     prefix_of,
     raised,
     ranked,
 )
+from consumers.gpu.speeds import Speed
 
 names = st.lists(st.from_regex(r"[a-z]{1,8}:[0-9]{2,4}", fullmatch=True), min_size=1, max_size=8, unique=True)
 rolls = st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True))
@@ -39,7 +39,10 @@ def candidates(draw: st.DrawFn) -> list[Candidate]:
 
 @st.composite
 def beginnings(draw: st.DrawFn) -> Beginning:
-    return Beginning(draw(st.binary(min_size=8, max_size=8)), (), draw(st.floats(0, 10)), draw(st.integers(0, 10_000)))
+    return Beginning(draw(st.binary(min_size=8, max_size=8)), waited=draw(st.floats(0, 2 * LONGEST_S)))
+
+
+works = st.builds(Work, prompt=st.floats(256, 10_000), answer=st.floats(1, 1000))
 
 
 @given(candidates(), st.one_of(st.none(), beginnings()), rolls)
@@ -84,51 +87,80 @@ def test_of_two_that_are_drawn_the_less_loaded_is_taken_so_never_the_most_loaded
         assert use[0] < max(use)
 
 
-@given(candidates(), beginnings(), rolls, st.data())
+@given(candidates(), beginnings(), works, rolls, st.data())
 def test_a_job_goes_where_its_beginning_was_computed_unless_that_has_more_than_its_share(
-    each: list[Candidate], beginning: Beginning, roll: tuple[float, float], data: st.DataObject
+    each: list[Candidate], beginning: Beginning, work: Work, roll: tuple[float, float], data: st.DataObject
 ) -> None:
     homes = data.draw(st.sets(st.sampled_from([one.name for one in each]), min_size=1))
     most = math.ceil(OVERLOADED * (sum(one.load for one in each) + 1) / len(each))
+    idle = [replace(one, cap=30) for one in each]  # so that room is not what decides
 
-    found = ranked(each, beginning=replace(beginning, homes=homes), rolls=roll)
+    found = ranked(idle, work=work, beginning=replace(beginning, homes=homes), rolls=roll)
 
-    well = [one for one in each if one.name in homes and one.room and one.load < most]
-    if well:
-        assert sorted(one.name for one in found) == sorted(one.name for one in well)
-        assert found[0].load == min(one.load for one in well)
+    well = [one for one in idle if one.name in homes and one.load < most]
+    others = [one for one in idle if one.name not in homes]
+    if any(one.seconds(work) <= min((it.seconds(work) for it in others), default=math.inf) for one in well):
+        assert found and found[0].name in homes
+        assert found[0].seconds(work, most=most) == min(
+            one.seconds(work, most=most) for one in idle if one.name in homes
+        )
 
 
-@given(candidates(), beginnings(), rolls, st.data())
-def test_a_job_waits_for_the_replica_that_has_its_beginning_for_a_while_and_then_goes_elsewhere(
-    each: list[Candidate], beginning: Beginning, roll: tuple[float, float], data: st.DataObject
+def test_what_it_takes_to_compute_a_beginning_again_is_what_a_job_waits_for_and_no_more() -> None:
+    home, other = Candidate("home", 8, 8), Candidate("other", 0, 8)
+    long, short = Work(prompt=8000.0), Work(prompt=400.0)
+    asked = Beginning(b"12345678", homes=["home"])
+
+    assert ranked([home, other], work=long, beginning=asked, rolls=(0.0, 0.0)) == ()
+    assert ranked([home, other], work=short, beginning=asked, rolls=(0.0, 0.0)) == [other]
+    queued = replace(asked, ahead={"home": 30.0})
+    assert ranked([home, other], work=long, beginning=queued, rolls=(0.0, 0.0)) == [other], "too many are before it"
+    with_both = replace(asked, ahead={"home": 30.0, "other": 40.0})
+    assert ranked([home, other], work=long, beginning=with_both, rolls=(0.0, 0.0)) == (), "nor is it better there"
+
+
+@given(candidates(), beginnings(), works, rolls, st.data())
+def test_a_job_waits_for_a_replica_that_has_its_beginning_only_while_that_is_full_and_for_a_while(
+    each: list[Candidate], beginning: Beginning, work: Work, roll: tuple[float, float], data: st.DataObject
 ) -> None:
     home = data.draw(st.sampled_from(each))
-    full = [replace(one, load=one.cap) if one is home else one for one in each]
     asked = replace(beginning, homes=[home.name])
-    patience = min(asked.tokens * FULL_S, LONGEST_S)
 
-    found = ranked(full, beginning=asked, rolls=roll)
+    found = ranked(each, work=work, beginning=asked, rolls=roll)
 
-    if asked.waited < patience:
-        assert not found
-    else:
-        assert [one.name for one in found if one.name == home.name] == []
-        assert bool(found) == any(one.room for one in full)
+    if not found and any(one.room for one in each):
+        assert not home.room and asked.waited < asked.at_most
 
 
-@given(candidates(), beginnings(), rolls)
-def test_a_job_never_waits_for_a_replica_that_is_gone_has_failed_it_or_is_slow(
-    each: list[Candidate], beginning: Beginning, roll: tuple[float, float]
+@given(candidates(), beginnings(), works, rolls)
+def test_a_job_never_waits_for_a_replica_that_is_gone_or_has_failed_it(
+    each: list[Candidate], beginning: Beginning, work: Work, roll: tuple[float, float]
 ) -> None:
     [home, *others] = each
     asked = replace(beginning, homes=[home.name], waited=0.0)
-    slow = replace(home, pace=SLOW)
 
-    for these, avoid in ((others, ()), (each, (home.name,)), ([slow, *others], ())):
-        found = ranked(these, beginning=asked, avoid=avoid, rolls=roll)
+    for these, avoid in ((others, ()), (each, (home.name,))):
+        found = ranked(these, work=work, beginning=asked, avoid=avoid, rolls=roll)
 
         assert bool(found) == any(one.room for one in these)
+
+
+def test_a_slow_replica_that_has_the_beginning_is_used_where_prompts_are_the_work_and_not_where_answers_are() -> None:
+    slow, quick = Speed(0.0006, 0.06, 5.0), Speed(0.0003, 0.03, 5.0)
+    each = [Candidate("home", 0, 8, speed=slow), Candidate("other", 0, 8, speed=quick)]
+    asked = Beginning(b"12345678", homes=["home"])
+
+    prompts = ranked(each, work=Work(prompt=2000.0, answer=25.0), beginning=asked, rolls=(0.0, 0.0))
+    answers = ranked(each, work=Work(prompt=500.0, answer=500.0), beginning=asked, rolls=(0.0, 0.0))
+
+    assert [one.name for one in prompts] == ["home"]
+    assert answers[0].name == "other"
+
+
+def test_where_prompts_are_being_computed_a_job_begins_later() -> None:
+    busy, idle = Candidate("busy", 3, 8, computing=9000.0), Candidate("idle", 4, 8)
+
+    assert ranked([busy, idle], work=Work(prompt=1000.0), rolls=(0.0, 0.0))[0] is idle
 
 
 @given(names, st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=30))
