@@ -77,7 +77,7 @@ class Outbox:
             await self.replies.send(event, reply, at=entry.at)
         await self._owe_webhooks(event, at=entry.at, url=private.get("webhook_url", ""))
         job, _, attempts = event["id"].removeprefix("evt_").rpartition(".")
-        if event["type"] != f"job.{JobState.COMPLETED}":
+        if "deployment" in event and event["type"] != f"job.{JobState.COMPLETED}":  # a batch has none
             await self.give_back(event["tenant"], event["deployment"], job, attempt=int(attempts) + 1)
 
     async def _owe_webhooks(self, event: Mapping[str, Any], *, at: float, url: str) -> None:
