@@ -369,7 +369,7 @@ async def test_nothing_is_left_behind_but_the_files_and_tombstones(gateway: Gate
     redis = gateway.core.redis
 
     async def is_tidy() -> bool:
-        return not await redis.exists("{t:acme}:batches:active")
+        return not (await redis.exists("{t:acme}:batches:active") or await gateway.core.board.outbox("acme"))
 
     await until(is_tidy)
     names = {name.decode() async for name in redis.scan_iter("{t:acme}:batch*")}
