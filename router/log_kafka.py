@@ -47,6 +47,7 @@ COMMIT_EVERY_S = 1.0
 COMMIT_LIMIT_S = 5.0
 REVOKE_LIMIT_S = 2.0  # the whole group waits for this
 ABANDONED_S = 120.0  # nobody took for this long: the member leaves
+UNASSIGNED_S = 90.0  # without an assignment for longer, a member joins anew: its rebalance may never end
 JOIN_LIMIT_S = 90.0  # the members of a group that did not leave are waited for: session and rebalance time-out
 JOIN_WAIT_S = 10.0  # what `subscribe` waits for it; after that it goes on by itself
 UNREADABLE_MS = 500  # a poll of one partition, to find the record that cannot be read
@@ -124,6 +125,7 @@ class KafkaLog:
         session_s: float,
         retention_s: float,
         window: int,
+        unassigned_s: float,
     ) -> None:
         self.counts = Counts()
         self._producer = producer
@@ -136,6 +138,7 @@ class KafkaLog:
         self._session_s = session_s
         self._retention_s = retention_s
         self._window = window
+        self._unassigned_s = unassigned_s
         self._turn = itertools.count(random.randrange(1 << 16))
         self._shares: dict[str, _Share] = {}
         self._appending = 0
@@ -162,12 +165,14 @@ class KafkaLog:
         session_s: float = SESSION_S,
         retention_s: float = RETENTION_S,
         window: int = WINDOW,
+        unassigned_s: float = UNASSIGNED_S,
     ) -> AsyncGenerator["KafkaLog"]:
         """Raises `LogUnavailableError` when no broker of `bootstrap` answers.
 
         `partitions`, `replication` and `retention_s` are those of topics that `create` makes. An append is held
         for `hold_s` before it fails. A member that is silent for `session_s` has died. `window` is how many offsets
-        of a partition may lie between the oldest record that is not done and the newest that was taken.
+        of a partition may lie between the oldest record that is not done and the newest that was taken. A member
+        that has had no assignment for `unassigned_s` joins anew.
         """
         clients = {"bootstrap_servers": bootstrap, **(security.arguments() if security else {})}
         with _quiet():
@@ -193,6 +198,7 @@ class KafkaLog:
                 session_s=session_s,
                 retention_s=retention_s,
                 window=window,
+                unassigned_s=unassigned_s,
             )
             try:
                 await _answer(producer.start(), hold_s)
@@ -226,6 +232,7 @@ class KafkaLog:
             group=self._prefix + group,
             session_s=self._session_s,
             window=self._window,
+            unassigned_s=self._unassigned_s,
             counts=self.counts,
             stopping=self._stopping,
         )
@@ -470,6 +477,7 @@ class KafkaSubscription:
         group: str,
         session_s: float,
         window: int,
+        unassigned_s: float,
         counts: Counts,
         stopping: set[asyncio.Task[None]],
     ) -> None:
@@ -479,6 +487,7 @@ class KafkaSubscription:
         self._group = group
         self._session_ms = int(session_s * 1000)
         self._window = window
+        self._unassigned_s = unassigned_s
         self._counts = counts
         self._stopping = stopping
         self._consumer: Any = None
@@ -491,11 +500,6 @@ class KafkaSubscription:
         self._keeping: asyncio.Task[None] | None = None
         self._taken_at = time.monotonic()
         self._committing = asyncio.Lock()
-
-    @property
-    def stalled_s(self) -> float:
-        """How long this member has had no valid assignment; 0 while it has one. Over 90 something is wrong."""
-        return 0.0 if self._settled else time.monotonic() - self._unsettled_at
 
     async def join(self) -> None:
         """Start to join, and see it done where that takes less than ten seconds."""
@@ -551,13 +555,20 @@ class KafkaSubscription:
         self._settled = True
 
     async def _keep(self) -> None:
-        """For ever: commit what is done; leave when nobody takes any more."""
+        """For ever: commit what is done; leave when nobody takes any more; join anew when no rebalance ends."""
         while True:
             await asyncio.sleep(COMMIT_EVERY_S)
             await self._commit(COMMIT_LIMIT_S)
             if self._consumer is not None and time.monotonic() - self._taken_at > ABANDONED_S:
                 log.error("log_member_left", group=self._group, silent_s=ABANDONED_S)
                 await self._stop()
+            if self._consumer is not None and not self._settled:
+                unassigned_s = time.monotonic() - self._unsettled_at
+                if unassigned_s > self._unassigned_s:
+                    log.error("log_member_unassigned", group=self._group, seconds=round(unassigned_s))
+                    self._counts.rejoined += 1
+                    self._unsettled_at = time.monotonic()
+                    await self._stop()
 
     def _poll_result(self) -> None:
         if self._polling is None or not self._polling.done():
@@ -711,10 +722,11 @@ class KafkaSubscription:
         """Leave the group. What this member holds stays known to it, in case it comes back."""
         consumer, self._consumer = self._consumer, None
         if polling and self._polling is not None:
-            # It may wait for a rebalance that no longer comes; its consumer is thrown away.
-            self._polling.cancel()
-            await asyncio.gather(self._polling, return_exceptions=True)
-            self._polling = None
+            # It may wait for a rebalance that no longer comes; its consumer is thrown away. Who waits for it in `take`
+            # must not take its end for their own.
+            thrown_away, self._polling = self._polling, None
+            thrown_away.cancel()
+            await asyncio.gather(thrown_away, return_exceptions=True)
         if self._settled:
             self._settled = False
             self._unsettled_at = time.monotonic()

@@ -170,6 +170,22 @@ async def test_take_returns_while_the_group_waits_for_a_frozen_member(place: Log
     assert longest < SESSION_S / 2
 
 
+async def test_a_member_that_gets_no_assignment_joins_anew(place: LogPlace) -> None:
+    """Its group waits here for one that is frozen; aiokafka may wait so for a rebalance that has ended without it."""
+    async with connected(place, partitions=2, unassigned_s=SESSION_S / 2) as log:
+        await append(log, 4)
+        frozen = await _frozen_member(place)
+        try:
+            async with member(log) as worker:
+                found = await taken(worker, 4)
+        finally:
+            frozen.kill()
+            await frozen.wait()
+
+    assert len(values(found)) == 4
+    assert log.counts.rejoined > 0
+
+
 async def test_a_foreign_header_that_is_no_text_and_a_missing_value_break_nothing(place: LogPlace) -> None:
     async with connected(place, partitions=1) as log, member(log) as worker:
         producer = AIOKafkaProducer(bootstrap_servers=place.address)
