@@ -1,14 +1,18 @@
 """What workers and senders count, for Prometheus. Labels are from closed lists, never a user's text."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from consumers import counting
 from consumers.outcome import Concluded, Dead, HandedOff, Later, Left, MovedOn, Outcome, Waiting
 from policies.quota import Shadow
 from policies.retries import Failure
 from router.job import Job, JobState
+from router.log import Counts
 
 DEAD = ("crashed", "payload_lost", "too_many_deliveries", "undecodable", "untranslatable")
 
@@ -113,6 +117,21 @@ class WorkerMeters:
     def microbatch(self, jobs: int) -> None:
         """A microbatch was dispatched."""
         self._sizes.observe(jobs)
+
+
+class LogMeters(Collector):
+    """What the log of a worker has met with."""
+
+    def __init__(self, registry: CollectorRegistry, counts: Counts) -> None:
+        self._counts = counts
+        registry.register(self)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Since the start."""
+        family = CounterMetricFamily("pointsman_log_events_total", "What happened on the log", labels=["event"])
+        for event in fields(self._counts):
+            family.add_metric([event.name], getattr(self._counts, event.name))
+        yield family
 
 
 class WebhookMeters:

@@ -377,10 +377,11 @@ def batch_driver(
 
 def worker(core: Core, backend: "Backend", name: str, registry: CollectorRegistry) -> "Worker":
     """A worker for one backend."""
-    from consumers.meters import WorkerMeters
+    from consumers.meters import LogMeters, WorkerMeters
     from consumers.worker import Bounds, Worker
 
     settings, meters = core.settings.worker, WorkerMeters(registry)
+    LogMeters(registry, core.log.counts)
     for each in core.deployments.values():
         if each.backend == name:
             meters.alarmed(each.name, False)

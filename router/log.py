@@ -1,5 +1,6 @@
 """The port to the log: named topics of durable records."""
 
+import dataclasses
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -55,6 +56,16 @@ def chosen(ready: deque[Delivery], at_most: int, of: Collection[str] | None) -> 
     return found
 
 
+@dataclasses.dataclass(slots=True)
+class Counts:
+    """What happened since the start, for metrics."""
+
+    unreadable: int = 0  # records that were passed over because nobody can read them
+    redelivered: int = 0  # records that came again after a rebalance and were known
+    full_windows: int = 0  # polls that left a partition out because its window was full
+    rejoined: int = 0  # times that a member had to start anew
+
+
 class Subscription(Protocol):
     """One member of a group. Not for use from two tasks at once, `done` excepted."""
 
@@ -84,6 +95,8 @@ class Log(Protocol):
     subscription or to another, after a crash, a rebalance or the end of a subscription.
     A new group starts at the oldest record. There is no order between records.
     """
+
+    counts: Counts
 
     async def append(self, topic: str, record: Record) -> None:
         """Return once the record is safe; raise `LogUnavailableError` if that is not known.

@@ -30,7 +30,7 @@ from aiokafka.errors import (
 from aiokafka.structs import ConsumerRecord
 
 from policies.ending import ended
-from router.log import RECORD_LIMIT, Delivery, LogUnavailableError, Record, TopicMissingError, chosen
+from router.log import RECORD_LIMIT, Counts, Delivery, LogUnavailableError, Record, TopicMissingError, chosen
 from router.offsets import Offsets
 from router.topics import kept_s
 
@@ -88,16 +88,6 @@ class Security:
             "sasl_plain_username": self.username,
             "sasl_plain_password": self.password,
         }
-
-
-@dataclass(slots=True)
-class Counts:
-    """What happened since the start, for metrics."""
-
-    unreadable: int = 0  # offsets that were passed over because nobody can read them
-    redelivered: int = 0  # records that came again after a rebalance and were known
-    full_windows: int = 0  # polls that left a partition out because its window was full
-    rejoined: int = 0  # times that a member had to start anew
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from policies.ending import ended
 from policies.scripts import Script
-from router.log import RECORD_LIMIT, Delivery, LogUnavailableError, Record, TopicMissingError, chosen
+from router.log import RECORD_LIMIT, Counts, Delivery, LogUnavailableError, Record, TopicMissingError, chosen
 
 IDLE_S = 15.0  # a record whose holder was silent for this long is taken over
 ABANDONED_S = 120.0  # a subscription that nobody took from for this long no longer holds its records
@@ -42,6 +42,7 @@ class StreamsLog:
 
     def __init__(self, redis: "Redis", *, prefix: str = "", idle_s: float = IDLE_S) -> None:
         """`redis` answers in bytes. A subscription opens one more connection like those of `redis`, to block on."""
+        self.counts = Counts()
         self._redis = redis
         self._prefix = prefix
         self._idle_s = idle_s

@@ -23,7 +23,7 @@ from consumers.attempt_meters import AttemptMeters
 from consumers.aws.sagemaker_meters import SageMakerMeters
 from consumers.gpu.fleet_meters import FleetMeters
 from consumers.lanes import Lanes
-from consumers.meters import WebhookMeters, WorkerMeters
+from consumers.meters import LogMeters, WebhookMeters, WorkerMeters
 from consumers.sweeper_meters import DeploymentMeters, LaneMeters
 from consumers.tally import Tally
 from gateway import render, wiring
@@ -38,7 +38,7 @@ from policies.pricing import Meter, Price, Usage, charge
 from policies.retries import Failure
 from router import envelope, ledger, topics
 from router.job import TERMINAL, Alternative, Estimate, Job, JobClass, JobState, Line, Payload, Reply, Route
-from router.log import Log, Record
+from router.log import Counts, Log, Record
 from router.queues import Queues
 from router.shares import Shares
 from router.wakeups import Wakeups
@@ -214,6 +214,7 @@ def test_the_guide_has_each_metric() -> None:
     described = _names(DOCS / "guides" / "cluster.md", "Metrics")
     registry = CollectorRegistry()
     WorkerMeters(registry)
+    LogMeters(registry, Counts())
     AttemptMeters(registry)
     LaneMeters(registry, Lanes(cast(Log, None), cast(Queues, None), {}))
     DeploymentMeters(registry, cast(Conditions, None), {})
