@@ -117,10 +117,11 @@ class SageMakerBackend:
 
     async def recover(self, job: Job, deployment: Deployment, *, attempt: int) -> Submitted | None:
         """The call of an attempt whose process died in it: taken or not, its result would lie in a known place."""
-        if place_of(deployment).is_realtime:
+        place = place_of(deployment)
+        if place.is_realtime:
             return None
         known = await self._submits.planned(job, deployment, attempt)
-        if not known.output_at:
+        if not known.output_at and not place.queue:
             return None
         await self._begun(job, deployment, attempt)
         return Submitted(str(known), next_look(0.0, has_messages=False))

@@ -1,6 +1,7 @@
 """What AWS says of the endpoints themselves: asked once where that does not change, else once a minute."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -39,6 +40,7 @@ class Endpoints:
         self._meters = meters
         self._instances = instances
         self._has_none: dict[str, bool] = {}
+        self._last_cold: dict[str, float] = {}
         self._paths: dict[str, tuple[str, str]] = {}
         self._watches: Mapping[str, Watch] = {}
 
@@ -49,6 +51,8 @@ class Endpoints:
         )
         counts = [each.get("CurrentInstanceCount") for each in described.get("ProductionVariants", [])]
         self._has_none[deployment.name] = bool(counts) and not any(count != 0 for count in counts)
+        if self._has_none[deployment.name]:
+            self._last_cold[deployment.name] = time.time()
         return described
 
     async def paths(self, deployment: Deployment) -> tuple[str, str]:
@@ -76,6 +80,10 @@ class Endpoints:
     def cold(self) -> Mapping[str, Cold]:
         """The endpoints without an instance, as they were when they were looked at last."""
         return {name: self._cold(name) for name, has_none in self._has_none.items() if has_none}
+
+    def last_cold(self, name: str) -> float:
+        """When it was last seen without an instance; 0 for never."""
+        return self._last_cold.get(name, 0.0)
 
     def _cold(self, name: str) -> Cold:
         rate = place_of(self._deployments[name]).usd_per_hour

@@ -104,9 +104,9 @@ class Results:
 
     def waiting(self, job: Job, deployment: Deployment, known: Reference) -> Pending:
         """It has no result yet. Raises `BackendError` where it will not get one."""
-        age_s = time.time() - known.submitted_at
-        waits = self._waits.get(deployment.model)
-        if age_s > (known.over_after_s if known.is_sure else unsure(waits.longest if waits else None)):
+        now = time.time()
+        age_s = now - known.submitted_at
+        if age_s > known.over_after_s or (not known.is_sure and self._is_lost(deployment, known, now)):
             self.meters.result(deployment.name, Result.LOST)
             usage = Usage(input=job.estimate.input_tokens, basis=Basis.ESTIMATED) if known.is_sure else Usage()
             detail = f"no result after {age_s:.0f} s"
@@ -114,6 +114,12 @@ class Results:
         self.open_calls.note(deployment.name, known.call, known.submitted_at)
         has_messages = bool(place_of(deployment).queue) and known.is_sure
         return Pending(next_look(age_s, has_messages=has_messages))
+
+    def _is_lost(self, deployment: Deployment, known: Reference, now: float) -> bool:
+        """Whether one that may not have been taken would have a result by now. Without an instance none is begun."""
+        waits = self._waits.get(deployment.model)
+        since = max(known.submitted_at, self.endpoints.last_cold(deployment.name))
+        return now - since > unsure(waits.longest if waits else None)
 
     async def _answer(self, job: Job, deployment: Deployment, told: Told, *, at: str) -> Answer | None:
         place, data = place_of(deployment), told.answer

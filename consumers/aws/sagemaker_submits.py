@@ -55,7 +55,7 @@ class Submits:
                 **payload,
             )
         except BackendError as error:
-            if error.failure in MAYBE_TAKEN and planned.output_at:
+            if error.failure in MAYBE_TAKEN and (planned.output_at or place.queue):  # where its end is found
                 return planned
             raise
         return replace(

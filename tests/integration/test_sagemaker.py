@@ -170,12 +170,44 @@ async def test_a_refusal_that_no_message_tells_of_is_known_by_the_containers_own
     assert len(await place.at.invocations()) == 1
 
 
+async def test_a_submit_whose_answer_was_lost_is_told_of_by_its_message_where_nobody_may_see_the_endpoints_paths(
+    place: Place,
+) -> None:
+    await place.at.turn(lose_submit_answers=1.0, hide_config=True)
+    job = await place.bench.queued()
+    async with place.running():
+        assert await ended(place, job) == [JobState.COMPLETED]
+
+    assert len(await place.at.invocations()) == 1
+
+
+async def test_a_call_that_may_not_have_been_taken_is_not_lost_while_the_endpoint_has_no_instance(place: Place) -> None:
+    await _scaled(place, 0)
+    job = await place.bench.job()
+    known = Reference(
+        call=str(CallName.of("acme", job.id, 1)),
+        output_at=f"s3://{place.at.bucket}/out/acme/today/nothing",
+        failure_at="",
+        submitted_at=time.time() - UNSURE_S - 100,
+        is_sure=False,
+        extension="acme/today",
+    )
+    async with place.backend() as backend:
+        await backend.ping(place.deployment)
+        cold = await backend.collect(job, place.deployment, str(known), attempt=1)
+        await _scaled(place, 1)
+        await backend.ping(place.deployment)
+        woken = await backend.collect(job, place.deployment, str(known), attempt=1)
+
+    assert isinstance(cold, Pending) and isinstance(woken, Pending)
+
+
 @pytest.mark.parametrize("is_sure", [True, False])
 async def test_a_call_without_a_result_when_all_its_time_is_over_is_lost_and_made_once_more_at_most(
     place: Place, is_sure: bool
 ) -> None:
     job = await place.bench.job()
-    age_s = 1 + (over_after(60, 60) if is_sure else UNSURE_S)
+    age_s = 1 + (over_after(600, 600) if is_sure else UNSURE_S)
     known = Reference(
         call=str(CallName.of("acme", job.id, 1)),
         output_at=f"s3://{place.at.bucket}/out/acme/today/nothing",
@@ -183,8 +215,8 @@ async def test_a_call_without_a_result_when_all_its_time_is_over_is_lost_and_mad
         submitted_at=time.time() - age_s,
         is_sure=is_sure,
         extension="acme/today",
-        ttl_s=60,
-        timeout_s=60,
+        ttl_s=600,
+        timeout_s=600,
     )
     younger = replace(known, submitted_at=known.submitted_at + 20)
     async with place.backend() as backend:
@@ -301,6 +333,13 @@ async def test_a_synchronous_endpoint_answers_at_once_and_refuses_what_is_too_la
             await backend.call(large, realtime, attempt=1, on_chunk=None, so_far=SoFar())
     assert caught.value.failure is Failure.REJECTED
     assert str(SYNC_BYTES) in caught.value.detail
+
+
+async def _scaled(place: Place, instances: int) -> None:
+    """What the control plane says of it."""
+    wanted = [{"VariantName": "AllTraffic", "DesiredInstanceCount": instances}]
+    scale = place.at.client("sagemaker").update_endpoint_weights_and_capacities
+    await asyncio.to_thread(scale, EndpointName=place.at.name, DesiredWeightsAndCapacities=wanted)
 
 
 async def was_tried(place: Place, job: Job) -> bool:

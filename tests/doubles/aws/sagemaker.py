@@ -28,6 +28,7 @@ Tests set one endpoint with `POST /double/endpoint`: `{"name": ..., "container":
 | `message_with_answer` | the answer lies in the message as well, base64 |
 | `upload_fails`, `download_fails`, `topic_fails` | the role may not write the output, read the input, publish |
 | `hide_missing` | whoever asks for a key that is not there is told 403, as without `s3:ListBucket` |
+| `hide_config` | the endpoint's configuration may not be described |
 | `break_answers` | so many GETs of results are cut off in the middle |
 | `lose_submit_answers` | the share of submits that are taken and answered with a 500 all the same |
 | `names` | how path, extension and name are joined: `joined` by slashes, `appended` without the first, `ending`: \
@@ -55,6 +56,7 @@ import boto3
 from moto.core.exceptions import JsonRESTError
 from moto.s3.models import s3_backends
 from moto.sagemaker.models import sagemaker_backends
+from moto.sagemaker.responses import SageMakerResponse
 from moto.sagemakerruntime.responses import SageMakerRuntimeResponse
 from moto.sns.models import sns_backends
 
@@ -86,6 +88,7 @@ class Knobs:
     download_fails: bool = False
     topic_fails: bool = False
     hide_missing: bool = False
+    hide_config: bool = False
     break_answers: int = 0
     lose_submit_answers: float = 0.0
     throttle: float = 0.0
@@ -190,6 +193,11 @@ class Double:
     def hides(self, bucket: str) -> bool:
         """Whether keys that are not there are denied in this bucket."""
         return any(_writes_to(bucket, each) for each in list(self._endpoints.values()) if each.knobs.hide_missing)
+
+    def hides_config(self, name: str) -> bool:
+        """Whether nobody may look at this endpoint's configuration, which has its name."""
+        endpoint = self._endpoints.get(name)
+        return endpoint is not None and endpoint.knobs.hide_config
 
     def breaks(self, bucket: str) -> bool:
         """Whether this answer with a result is cut off."""
@@ -382,6 +390,14 @@ def install(url: str) -> Double:
         answer, answered = double.invoke(_endpoint_of(self.path), self.region, _sent(self.raw_body), kind)
         return 200, {"Content-Type": answered, "x-Amzn-Invoked-Production-Variant": "AllTraffic"}, answer
 
+    described = SageMakerResponse.describe_endpoint_config
+
+    def describe_endpoint_config(self: Any) -> Any:
+        if double.hides_config(self._get_param("EndpointConfigName")):
+            raise _refused("AccessDeniedException", "not authorized to perform: sagemaker:DescribeEndpointConfig")
+        return described(self)
+
+    SageMakerResponse.describe_endpoint_config = describe_endpoint_config  # type: ignore[method-assign]
     SageMakerRuntimeResponse.invoke_endpoint_async = invoke_endpoint_async  # type: ignore[method-assign]
     SageMakerRuntimeResponse.invoke_endpoint = invoke_endpoint  # type: ignore[method-assign]
     return double
