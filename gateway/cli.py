@@ -259,7 +259,7 @@ def costs_command(
     for column in ("name", "deployment") if by is GroupBy.MICROBATCH else ("name",):
         table.add_column(column, overflow="fold")
     machines = any(row.machines for row in rows)
-    figures = ("jobs", "retries", "tokens", "dollars", "unpriced", "items/min")
+    figures = ("jobs", "retries", "tokens", "dollars", "wasted", "unpriced", "items/min")
     for column in (*figures, *(("machines, busy", "allocated", "in all") if machines else ())):
         table.add_column(column, justify="right", no_wrap=True)
     for row in [*rows, _sum(rows)]:
@@ -270,6 +270,7 @@ def costs_command(
             str(row.retries),
             str(row.tokens),
             plain(row.usd),
+            plain(row.wasted) if row.wasted else "",
             str(row.unpriced or ""),
             "" if row.items_per_minute is None else f"{row.items_per_minute:.1f}",
             *(usd or "" for usd in (_machine_dollars(row) if machines else ())),
@@ -458,6 +459,7 @@ def _cost_values(row: Spent) -> dict[str, object]:
         "tokens": row.tokens,
         "usd": None if row.unpriced else plain(row.usd),
         "priced_usd": plain(row.usd),
+        "wasted_usd": plain(row.wasted),
         "unpriced": row.unpriced,
         "items_per_minute": None if rate is None else round(rate, 1),
         **dict(
@@ -477,8 +479,10 @@ def _machine_dollars(row: Spent) -> tuple[str | None, str | None, str | None]:
 
 
 def _sum(rows: list[Spent]) -> Spent:
-    total = Spent("all", usd=sum((row.usd for row in rows), Decimal(0)))
+    total = Spent("all")
     for row in rows:
+        total.usd += row.usd
+        total.wasted += row.wasted
         total.jobs += row.jobs
         total.attempts += row.attempts
         total.tokens += row.tokens

@@ -63,7 +63,8 @@ class Batch:
 
     `total` is None until the input was read. `offset` is how many of its bytes were made into jobs (or written as never
     run), `written` how many lines that have ended are in segments of the files, `to_write` how many are not.
-    `ending` is how it will end. `usd` is what is priced; `unpriced` counts the attempts that have no price.
+    `ending` is how it will end. `usd` is what is priced, `wasted` what of it bought no answer; `unpriced` counts the
+    attempts that have no price.
     """
 
     id: str
@@ -85,6 +86,7 @@ class Batch:
     to_write: int
     ending: BatchState | None
     usd: Decimal
+    wasted: Decimal
     unpriced: int
     attempts: int
     concluded: int
@@ -359,6 +361,7 @@ def _batch(tenant: str, batch_id: str, answer: Any) -> Batch | None:
         to_write=int(to_write),
         ending=BatchState(fields["ending"]) if "ending" in fields else None,
         usd=Decimal(fields.get("usd", 0)).scaleb(-12),
+        wasted=Decimal(fields.get("waste", 0)).scaleb(-12),
         unpriced=int(fields.get("unpriced", 0)),
         attempts=int(fields.get("attempts", 0)),
         concluded=int(fields.get("concluded", 0)),

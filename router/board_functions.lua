@@ -82,12 +82,23 @@ local function line_ended(job, id, state, now)
   batch_progress(key, batch, now)
 end
 
+-- Add the dollars of an attempt, and those of them that did not buy the answer that its job has.
+local function add_dollars(key, prefix, c)
+  if c.usd == '' then
+    redis.call('HINCRBY', key, prefix .. 'unpriced', 1)
+    return
+  end
+  redis.call('HINCRBY', key, prefix .. 'usd', c.usd)
+  local is_useful = c.concluded and string.find(c.lines, '"outcome":"completed"', 1, true)
+  if not is_useful and c.usd ~= '0' then redis.call('HINCRBY', key, prefix .. 'waste', c.usd) end
+end
+
 -- What an attempt at a line of a batch has used.
 local function charge_batch(batch, c)
   local key = P .. 'batch:' .. batch
   if redis.call('EXISTS', key) == 0 then return end
   redis.call('HINCRBY', key, 'attempts', 1)
-  redis.call('HINCRBY', key, c.usd == '' and 'unpriced' or 'usd', c.usd == '' and 1 or c.usd)
+  add_dollars(key, '', c)
   if c.concluded then redis.call('HINCRBY', key, 'concluded', 1) end
   for _, line in ipairs(cjson.decode(c.lines).lines) do
     redis.call('HINCRBY', key, 'meter:' .. line.meter, whole(line.quantity))
@@ -98,11 +109,7 @@ end
 local function roll_up(key, prefix, c, ttl_ms)
   redis.call('HINCRBY', key, prefix .. 'attempts', 1)
   redis.call('HINCRBY', key, prefix .. 'tokens', c.tokens)
-  if c.usd == '' then
-    redis.call('HINCRBY', key, prefix .. 'unpriced', 1)
-  else
-    redis.call('HINCRBY', key, prefix .. 'usd', c.usd)
-  end
+  add_dollars(key, prefix, c)
   if c.concluded then redis.call('HINCRBY', key, prefix .. 'jobs', 1) end
   redis.call('PEXPIRE', key, ttl_ms)
 end

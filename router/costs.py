@@ -40,9 +40,10 @@ class OfMachines:
 
 @dataclass(slots=True)
 class Spent:
-    """One row. `usd` is what is priced; `unpriced` counts the attempts that have no price.
+    """One row. `usd` is what is priced, `wasted` what of it bought no answer that a job has: failed, given up, late.
 
-    `machines` are dollars of machines' time, beside these, in a row of a batch or a microbatch.
+    `unpriced` counts the attempts that have no price. `machines` are dollars of machines' time, beside these, in a
+    row of a batch or a microbatch.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Spent:
     attempts: int = 0
     tokens: int = 0
     usd: Decimal = Decimal(0)
+    wasted: Decimal = Decimal(0)
     unpriced: int = 0
     deployment: str = ""
     seconds: float | None = None
@@ -77,6 +79,7 @@ class Spent:
         self.tokens += counts.get("tokens", 0)
         self.unpriced += counts.get("unpriced", 0)
         self.usd += Decimal(counts.get("usd", 0)).scaleb(-12)
+        self.wasted += Decimal(counts.get("waste", 0)).scaleb(-12)
 
 
 async def spent(redis: "Redis", tenants: Iterable[str], *, by: By, days: Sequence[date]) -> list[Spent]:
@@ -132,6 +135,7 @@ def _of_batch(batch: Batch) -> Spent:
         attempts=batch.attempts,
         tokens=sum(count for meter, count in batch.tokens.items() if meter not in BY_UNIT),
         usd=batch.usd,
+        wasted=batch.wasted,
         unpriced=batch.unpriced,
         seconds=ended - began if began and ended and batch.state.is_terminal else None,
     )

@@ -68,7 +68,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Charged:
-    """What an attempt's record on the ledger says. `at` is on the board's clock; `usd` is None without a price."""
+    """What an attempt's record on the ledger says. `at` is on the board's clock; `usd` is None without a price.
+
+    `is_useful`: its dollars bought the answer that the job has.
+    """
 
     tenant: str
     job_id: str
@@ -81,6 +84,7 @@ class Charged:
     tokens: int
     usd: Decimal | None
     usage: Usage
+    is_useful: bool
 
 
 def event_of(record: Record) -> Ended | None:
@@ -112,6 +116,7 @@ def attempt_of(record: Record) -> Charged | None:
             tokens=int(row["tokens"]),
             usd=_decimal(row["usd"]),
             usage=used(row["lines"]),
+            is_useful=bool(row["concluded"]) and any(line["outcome"] == "completed" for line in row["lines"]),
         )
     except (ArithmeticError, AttributeError, ValueError, KeyError, TypeError, RecursionError):
         return None

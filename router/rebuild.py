@@ -154,6 +154,7 @@ class _Sums:
             rows[f"{row}unpriced"] += 1
         else:
             rows[f"{row}usd"] += int(picodollars(attempt.usd))
+            rows[f"{row}waste"] += 0 if attempt.is_useful else int(picodollars(attempt.usd))
         return True
 
 

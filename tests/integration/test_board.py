@@ -995,10 +995,13 @@ class Story:
     async def _check_money(self) -> None:
         attempts = [json.loads(text) for text in self.charged.values()]
         exact = sum((Decimal(each["usd"]) for each in attempts if each["usd"] is not None), Decimal(0))
+        bought = [each for each in attempts if each["concluded"] and "completed" in str(each["lines"])]
+        useful = sum((Decimal(each["usd"]) for each in bought if each["usd"] is not None), Decimal(0))
         wanted = (len(attempts), sum(each["tokens"] for each in attempts), exact)
         for by in ("microbatch", "tenant", "deployment", "lane"):
             row = sum_of(await costs(self.redis, self.board, by))
             assert (row.attempts, row.tokens, row.usd) == wanted, by
+            assert row.wasted == exact - useful, by
             assert row.unpriced == sum(each["usd"] is None for each in attempts), by
             assert row.jobs == sum(each["concluded"] for each in attempts), by
 
@@ -1032,6 +1035,7 @@ def sum_of(rows: list[Spent]) -> Spent:
         row.tokens += each.tokens
         row.unpriced += each.unpriced
         row.usd += each.usd
+        row.wasted += each.wasted
     return row
 
 

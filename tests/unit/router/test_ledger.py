@@ -124,7 +124,21 @@ def test_events_and_attempts_are_read_back() -> None:
         tokens=10,
         usd=total(charged.lines),
         usage=Usage(input=7, output=3),
+        is_useful=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("concluded", "outcome", "is_useful"),
+    [(True, "completed", True), (False, "completed", False), (True, "failed", False), (True, "cancelled", False)],
+)
+def test_dollars_are_useful_that_bought_the_answer_of_a_job(concluded: bool, outcome: str, is_useful: bool) -> None:
+    charged = a_charge(a_job(), outcome=outcome)
+    row = Record(charged.text(a_job(), concluded=concluded).encode(), {"at-ms": "1"})
+
+    attempt = ledger.attempt_of(row)
+
+    assert attempt is not None and attempt.is_useful is is_useful
 
 
 @pytest.mark.parametrize(
