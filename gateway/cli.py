@@ -25,6 +25,7 @@ from gateway import (
     cli_bedrock,
     cli_dlq,
     cli_fleet,
+    cli_focus,
     cli_pilot,
     cli_plan,
     cli_router,
@@ -244,9 +245,15 @@ def costs_command(
     ] = GroupBy.TENANT,
     days: Annotated[int, typer.Option(min=1, max=DAYS_KEPT, help="How many days, today included.")] = DAYS_KEPT,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row.")] = False,
+    focus: Annotated[
+        Path | None, typer.Option(help="Write every charge line to this CSV file instead, in the columns of FOCUS 1.2.")
+    ] = None,
 ) -> None:
     """Dollars, tokens and jobs, summed over charge lines."""
     settings = _reachable(_load(config, _environ(data)))
+    if focus is not None:
+        _focus(settings, focus, days)
+        return
     if by is GroupBy.REPLICA:
         _run(cli_fleet.show_machines(settings, out, days=days, as_json=as_json))
         return
@@ -447,6 +454,18 @@ def _write_config(data: Path, upstream: str, model: str) -> Path:
     path = data / "upstream.yaml"
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
     return path
+
+
+def _focus(settings: Settings, file: Path, days: int) -> None:
+    try:
+        written, unpriced = _run(cli_focus.write(settings, file, days=days))
+    except OSError as error:
+        _fail(f"{file} cannot be written: {error.strerror}")
+    out.print(f"{written} rows.", soft_wrap=True)
+    if unpriced:
+        err.print(
+            f"{unpriced} charge lines have no price: their cost is unknown and they are left out.", style="yellow"
+        )
 
 
 def _cost_values(row: Spent) -> dict[str, object]:

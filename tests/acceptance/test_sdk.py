@@ -1,6 +1,7 @@
 """The official OpenAI SDK against `pointsman up` with the example settings, as a newcomer would try it."""
 
 import asyncio
+import csv
 import json
 import os
 import subprocess
@@ -120,13 +121,16 @@ async def test_costs_keys_and_topics_are_shown_while_it_runs(up: tuple[Pointsman
         name: rows(ours.command("costs", "--by", name, "--json", *data))
         for name in ("deployment", "tenant", "microbatch")
     }
+    ours.command("costs", "--focus", str(ours.data / "bill.csv"), *data)
+    with (ours.data / "bill.csv").open(newline="") as file:
+        billed = sum(Decimal(row["EffectiveCost"]) for row in csv.DictReader(file))
     new_key = ours.command("keys", "create", "--name", "second", *data).strip()
     listed = ours.command("keys", "list", *data)
     shown = ours.command("topics", *data)
 
     assert {row["name"] for row in by["deployment"]} == {"light", "heavy"}
     assert sum(row["jobs"] for row in by["microbatch"]) == sum(row["jobs"] for row in by["tenant"]) >= 2
-    assert len({sum(Decimal(row["usd"]) for row in table) for table in by.values()}) == 1
+    assert {sum(Decimal(row["usd"]) for row in table) for table in by.values()} == {billed}
     assert new_key not in listed and "second" in listed and ours.key not in listed
     assert len(the_client(up).with_options(api_key=new_key).models.list().data) > 0
     assert "jobs.dead" in shown and "missing" not in shown
