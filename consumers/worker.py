@@ -114,12 +114,14 @@ class Worker:
             ]
             stopping = asyncio.Event()
             dispatcher = tasks.create_task(self._dispatch(tasks, subscription, stopping))
-            await self._poll(tasks, subscription, stop)
-            stopping.set()
-            self._changed.set()
-            await dispatcher
-            await self._drain(subscription)
-            await ended(*keepers)
+            try:
+                await self._poll(tasks, subscription, stop)
+                stopping.set()
+                self._changed.set()
+                await dispatcher
+                await self._drain(subscription)
+            finally:  # cut short as well: a group cancels its tasks only once, which may not do
+                await ended(*keepers)
 
     @property
     def stalled_for(self) -> float:

@@ -3,6 +3,10 @@
 -- Returns the state that holds now (`queued`: run it), or false when the board does not know the job.
 local job, id = KEYS[1], ARGV[2]
 local h = redis.call('HMGET', job, 'state', 'revived', 'about')
+if h[1] == 'failed' and not h[3] then -- a rebuild has found its end, and nothing more: its record makes it anew
+  redis.call('HDEL', job, 'state', 'gone')
+  return false
+end
 if not h[1] or not h[3] then return false end
 if h[1] == 'queued' and h[2] == ARGV[3] then return h[1] end
 if h[1] ~= 'failed' then return h[1] end

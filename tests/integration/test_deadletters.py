@@ -99,6 +99,28 @@ async def test_a_replayed_one_completes_under_its_id_with_its_ledger_and_is_clos
         await DeadLetters(bench.log, bench.board).replay(letter)
 
 
+async def test_after_the_board_was_lost_one_is_run_again_all_the_same(bench: Bench) -> None:
+    backend = Broken()
+    [job] = await crashed(bench, backend)
+    backend.is_mended = True
+    [letter] = await letters(bench)
+    await bench.wipe()
+    await bench.rebuild()
+    async with working(bench, backend):
+        await DeadLetters(bench.log, bench.board).replay(letter)
+        await until(lambda: _has_completed(bench, job))
+    charged = sorted((row["attempt"], row["concluded"]) for row in await bench.charges())
+    await bench.wipe()
+    await bench.rebuild()
+
+    assert charged == [(1, True), (2, True)]
+    assert await bench.board.state(job.tenant, job.id) is JobState.COMPLETED
+
+
+async def _has_completed(bench: Bench, job: Job) -> bool:
+    return await bench.board.state(job.tenant, job.id) is JobState.COMPLETED
+
+
 async def _is(bench: Bench, job: Job, state: JobState) -> bool:
     return await bench.state(job) is state
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
+from ulid import ULID
 
 from consumers.rebuilder import Rebuilder
 from gateway.auth import authenticate
@@ -23,7 +24,7 @@ from router import envelope, topics
 from router.board import Accepted, Finished, Run
 from router.costs import spent
 from router.epoch import Epoch
-from router.job import Job, JobState
+from router.job import Job, JobClass, JobState, Line
 from router.log import Record
 from router.rebuild import begin, compare
 from tests.builders import (
@@ -131,6 +132,23 @@ async def test_of_a_job_that_the_board_had_forgotten_its_end_is_known_and_it_is_
     assert await bench.board.state(job.tenant, job.id) is JobState.COMPLETED
     assert isinstance(again, Accepted)
     assert await bench.board.confirm(job.tenant, job.id) is JobState.COMPLETED
+
+
+async def test_a_line_of_a_batch_that_had_ended_is_not_waited_for_on_an_older_copy(bench: Bench) -> None:
+    id = str(ULID())
+    batch = f"{{t:acme}}:batch:{id}"
+    await bench.redis.hset(batch, mapping={"state": "in_progress", "total": 1})
+    job = await bench.queued(line=Line(id, "first"), job_class=JobClass.BULK)
+    before = await bench.copied()
+    async with working(bench):
+        await bench.ended(job)
+    await bench.set_back(before)
+    waits = await bench.redis.scard(f"{batch}:open")
+    await bench.rebuild()
+
+    assert waits == 1
+    assert await bench.redis.scard(f"{batch}:open") == 0
+    assert await bench.redis.lrange(f"{batch}:ended", 0, -1) == [job.id.encode()]
 
 
 async def test_a_budget_is_as_used_after_the_rebuild_as_before(bench: Bench) -> None:

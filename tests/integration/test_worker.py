@@ -16,6 +16,7 @@ from consumers.backend import Answer, OnChunk, SoFar
 from consumers.backend_echo import EchoBackend
 from consumers.worker import Bounds, Worker
 from policies.deployments import Deployment, Limits
+from policies.ending import ended
 from policies.quota import deployment_scope
 from policies.tenants import Tenant
 from router import envelope, topics
@@ -467,3 +468,13 @@ async def test_a_job_whose_quota_is_far_away_waits_on_a_retry_topic(bench: Bench
     [waiting] = [fields for topic in topics.RETRIES for fields in await entries(bench.redis, topic)]
     assert waiting[b"v"] == job.body and json.loads(waiting[b"h:route"])["deployment"] == "scarce"
     assert await bench.state(job) is JobState.QUEUED
+
+
+async def test_a_worker_that_is_cut_short_at_any_moment_ends(bench: Bench) -> None:
+    for moment in range(40):
+        running = asyncio.create_task(bench.worker().run(asyncio.Event()))
+        for _ in range(moment):
+            await asyncio.sleep(0)
+
+        async with asyncio.timeout(5):
+            await ended(running)
