@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,19 +10,26 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
+from redis.exceptions import ConnectionError, TimeoutError
 
+from gateway import valkey
+from gateway.settings import load
+from gateway.wiring import open_log, open_redis
+from tests.acceptance import contents
 from tools.kafka.broker import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60.0  # only so that nothing hangs: five may start at once on two cores
 STOP_S = 20.0
 LOOK_S = 0.05
+IS_SECRET, SHORT = re.compile("KEY|SECRET"), 12  # variables, and characters: the double of AWS takes any key
 # Become the command, after asking the kernel (PR_SET_PDEATHSIG) to end it when the tests die, however they die.
 DIES_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -137,6 +145,21 @@ class Pointsman:
         self.left_behind |= found.keys()
         return found
 
+    async def leaks(self) -> list[str]:
+        """See `contents.leaks`. Where the stores have ended there is only what the processes have printed."""
+        outputs = [each.output for each in self.processes]
+        secrets = [value for name, value in self.environ.items() if IS_SECRET.search(name) and len(value) > SHORT]
+        settings = load(self.config, self.environ)
+        if settings.is_embedded:
+            running = valkey.url_of_running(self.data / "valkey") or "redis://127.0.0.1:1"
+            settings = settings.model_copy(update={"redis": running})
+        try:
+            async with open_redis(settings) as redis, open_log(settings, redis) as log:
+                urls = [each.url for each in self.processes]
+                return await contents.leaks(redis, log, outputs=outputs, urls=urls, secrets=secrets)
+        except (ConnectionError, TimeoutError):
+            return contents.with_keys(contents.printed(outputs), secrets)
+
     def end(self) -> None:
         """Let everything end, the hard way where it does not by itself."""
         for process in self.processes:
@@ -178,7 +201,10 @@ class Pointsman:
 
 @contextmanager
 def pointsman(folder: Path, settings: Mapping[str, Any], **environ: str) -> Iterator[Pointsman]:
-    """These settings in a file, changed by the variables; nothing runs yet. Whatever is started ends with the block."""
+    """These settings in a file, changed by the variables; nothing runs yet. Whatever is started ends with the block.
+
+    Before it does, what was said to models, and keys, are looked for wherever they must not be.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "pointsman.yaml"
     config.write_text(yaml.safe_dump(dict(settings)), encoding="utf-8")
@@ -186,6 +212,8 @@ def pointsman(folder: Path, settings: Mapping[str, Any], **environ: str) -> Iter
     ours = Pointsman(folder, config, {**environ, "POINTSMAN_API_KEY": key}, key)
     try:
         yield ours
+        with ThreadPoolExecutor(1) as apart:  # the caller may be in a loop
+            assert apart.submit(asyncio.run, ours.leaks()).result() == []
     finally:
         ours.end()
 

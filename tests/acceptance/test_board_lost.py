@@ -15,6 +15,7 @@ from bench.provider_double import Running, provider
 from bench.servers import TENANT, Stage, stage
 from router import topics
 from tests.acceptance.clients import Clients
+from tests.acceptance.contents import leaks_of
 from tests.builders import until
 from tests.servers import unavailable
 from tools.kafka.broker import HOST, free_ports, missing
@@ -120,6 +121,7 @@ async def site() -> AsyncIterator[Site]:
             await asyncio.gather(*(member.ready() for member in members))
             key = await place.core.keyring.create(TENANT, "ci")
             yield Site(place, upstream, Clients(f"http://{HOST}:{port}", key.text))
+            assert await leaks_of(ours) == []
 
 
 def _settings(upstream: Running) -> dict[str, object]:

@@ -18,6 +18,7 @@ from bench.crew import Crew, crew, freeze
 from bench.provider_double import Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
 from tests.acceptance.clients import Clients, Refusal
+from tests.acceptance.contents import leaks_of
 from tests.servers import unavailable
 from tools.kafka.broker import HOST, Broker, free_ports, missing
 
@@ -91,6 +92,7 @@ async def site() -> AsyncIterator[Site]:
             clients = Clients(f"http://{HOST}:{port}", await place.new_key())
             yield Site(place, ours, upstream, clients, info["process_id"])
             assert all(member.is_alive for member in members), "one of Pointsman's processes ended"
+            assert await leaks_of(ours) == []
 
 
 def _settings(upstream: Running) -> dict[str, object]:

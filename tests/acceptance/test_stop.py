@@ -17,6 +17,7 @@ from bench.provider_double import Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
 from gateway.check import STOP_S
 from tests.acceptance.clients import Clients
+from tests.acceptance.contents import leaks_of
 from tests.builders import until
 from tests.servers import unavailable
 from tools.kafka.broker import HOST, free_ports, missing
@@ -70,6 +71,7 @@ async def site() -> AsyncIterator[Site]:
             info = await place.core.redis.info("server")
             clients = Clients(f"http://{HOST}:{port}", await place.new_key())
             yield Site(place, ours, upstream, clients, info["process_id"])
+            assert await leaks_of(ours) == []
 
 
 def _settings(upstream: Running) -> dict[str, object]:

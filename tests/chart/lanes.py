@@ -3,9 +3,10 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,17 @@ class Lane:
         """The fewest replicas that were wanted since a moment."""
         return min(replicas for at, replicas in self.seen if at >= since)
 
+    async def stepped(self, steps: Sequence[int], since: float) -> None:
+        """Wait until so many replicas were wanted, one count after the other, since that moment, and no others."""
+
+        def wanted() -> list[int]:
+            return [count for count, _ in groupby(replicas for at, replicas in self.seen if at >= since)]
+
+        async with asyncio.timeout(PATIENCE_S):
+            while (found := wanted()) != list(steps):
+                assert found == list(steps)[: len(found)], f"the steps were {found}"
+                await asyncio.sleep(LOOK_S)
+
     async def replicas(self, count: int, what: str) -> float:
         """Wait until so many are wanted and a worker runs for each; the moment."""
         await until(lambda: self._has(count), what, within=PATIENCE_S)
@@ -110,14 +122,23 @@ class Lane:
 
 @asynccontextmanager
 async def lane(release: Release, kafka: str, redis: str, folder: Path, worker: Values) -> AsyncIterator[Lane]:
+    """As `idle_lane`, and behind each pod there is a worker."""
+    async with idle_lane(release, kafka, redis, folder, worker) as opened, opened.kubelet.working():
+        yield opened
+
+
+@asynccontextmanager
+async def idle_lane(
+    release: Release, kafka: str, redis: str, folder: Path, worker: Values, *, partitions: int = MOST
+) -> AsyncIterator[Lane]:
     """The chart is installed with this entry of `workers`; the HTTP door and the sweeper run as processes.
 
-    An entry with `keda` is told where that sweeper is.
+    An entry with `keda` is told where that sweeper is. Nothing runs behind the pods.
     """
     http_port, sweeper_port = free_ports(2)
     if "keda" in worker:
         worker = {**worker, "keda": {**worker["keda"], "sweeperUrl": f"http://{HOST}:{sweeper_port}"}}
-    release.install(_values(kafka, redis, worker))
+    release.install(_values(kafka, redis, worker, partitions))
     [config] = [each for each in release.things("configmaps", group="v1") if each["metadata"]["name"] == "pm-pointsman"]
     settings = yaml.safe_load(config["data"]["pointsman.yaml"])
     with pointsman(folder, settings, POINTSMAN_DATA=str(folder / "data")) as ours:
@@ -127,7 +148,7 @@ async def lane(release: Release, kafka: str, redis: str, folder: Path, worker: V
         await asyncio.gather(http.ready(), sweeper.ready())
         kubelet = Kubelet(release, WORKER, ours, "echo")
         headers = {"authorization": f"Bearer {key}"}
-        async with aiohttp.ClientSession(http.url, headers=headers) as client, kubelet.working():
+        async with aiohttp.ClientSession(http.url, headers=headers) as client:
             opened = Lane(release, kubelet, sweeper, client)
             watching = asyncio.create_task(opened.watch())
             try:
@@ -136,12 +157,12 @@ async def lane(release: Release, kafka: str, redis: str, folder: Path, worker: V
                 watching.cancel()
 
 
-def _values(kafka: str, redis: str, worker: Values) -> Values:
+def _values(kafka: str, redis: str, worker: Values, partitions: int) -> Values:
     return {
         "config": {
             "log": f"kafka://{kafka}",
             "redis": redis,
-            "kafka": {"partitions": MOST, "prefix": f"c{os.urandom(4).hex()}.", "session_s": 6},
+            "kafka": {"partitions": partitions, "prefix": f"c{os.urandom(4).hex()}.", "session_s": 6},
             "worker": {"concurrency": AT_ONCE},
             "deployments": {"light": {"backend": "echo", "model": "echo", "tier": "light"}},
         },

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.chart.lanes import MOST, Lane, lane
+from tests.chart.lanes import MOST, Lane, idle_lane, lane
 from tests.chart.releases import Release
 from tools.kubernetes.control_plane import ControlPlane
 
 pytestmark = pytest.mark.timeout(300)
 
 LAG = 6  # records for each pod
+OLDEST_S = 3  # of the oldest job, for each pod
+PRESET = [0, 1, 3, 6, 10]
+STEP_S = 8  # a minute in the preset
 LONG_S = 30  # longer than the waits that lead to fewer pods
 CALM_S = 12
 COOLDOWN_S = 6
@@ -69,3 +72,38 @@ async def test_a_lane_with_long_jobs_in_flight_is_not_scaled_away_under_them(sca
     ended = scaled.kubelet.ended
     assert all(each.code == 0 and each.took_s < each.grace_s for each in ended)
     assert max(each.took_s for each in ended) > LONG_S / 5, f"no pod was taken while its job ran: {ended}"
+
+
+async def test_the_age_of_the_oldest_job_alone_brings_more_pods(
+    keda: ControlPlane, release: Release, kafka_bootstrap: str, redis_url: str, tmp_path: Path
+) -> None:
+    """A handful of jobs, whose lag asks for one pod all the while: what the sweeper tells of their age decides."""
+    by_age = {**KEDA, "lag": 1000, "oldestSeconds": OLDEST_S}
+    async with lane(release, kafka_bootstrap, redis_url, tmp_path, {"keda": by_age}) as aged:
+        await aged.replicas(0, "there is nothing to do, and no pod")
+
+        jobs = await aged.send(2 * MOST, seconds=5)
+        await aged.replicas(MOST, "few jobs that wait for long bring more")
+        await aged.completed(jobs)
+
+        await aged.told(oldest_s=0)
+        await aged.replicas(0, "the work is done, and no pod is left")
+
+
+async def test_the_preset_goes_1_3_6_10_and_all_that_are_left_go_together_after_the_cool_down(
+    keda: ControlPlane, release: Release, kafka_bootstrap: str, redis_url: str, tmp_path: Path
+) -> None:
+    """The chart's own values but for the times; one worker at the end stands for those of all ten pods."""
+    preset = {"enabled": True, "lag": 1, "stepSeconds": STEP_S, "cooldownSeconds": COOLDOWN_S, "pollingSeconds": 1}
+    async with idle_lane(
+        release, kafka_bootstrap, redis_url, tmp_path, {"keda": preset}, partitions=max(PRESET)
+    ) as idle:
+        began = await idle.replicas(0, "there is nothing to do, and no pod")
+
+        jobs = await idle.send(max(PRESET), seconds=0.1)
+        await idle.stepped(PRESET, since=began)
+        idle.kubelet.ours.worker("echo")
+        last = await idle.completed(jobs)
+
+        await idle.stepped([*PRESET, 0], since=began)
+        assert time.monotonic() - last > COOLDOWN_S - 2 * POLLING_S, "they went before they had cooled down"

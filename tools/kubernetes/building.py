@@ -53,7 +53,6 @@ EVERYTHING = (
     Program("keda-operator", "keda", "github.com/kedacore/keda/v2/cmd/operator"),
     Program("keda-adapter", "keda", "github.com/kedacore/keda/v2/cmd/adapter"),
     Program("helm", "cluster", "helm.sh/helm/v3/cmd/helm"),
-    Program("kubeconform", "cluster", "github.com/yannh/kubeconform/cmd/kubeconform"),
 )
 DEFINITIONS = (
     Read("keda", "github.com/kedacore/keda/v2", "config/crd/bases", ("*.yaml",)),
