@@ -78,7 +78,8 @@ def test_every_service_that_is_waited_for_is_there_and_can_tell_that_it_is_ready
 def test_everything_that_keeps_running_has_a_health_check() -> None:
     running = {name: each for name, each in _services().items() if each["restart"] != "no"}
 
-    of_ours = {"gateway", "worker", "inbox", "sweeper", "worker-sagemaker", "collector-sagemaker", "worker-bedrock"}
+    of_ours = {"gateway", "worker", "inbox", "sweeper"}
+    of_ours |= {f"{role}-{backend}" for role in ("worker", "collector") for backend in ("sagemaker", "bedrock")}
     assert running.keys() == {"kafka", "valkey", "cloud", "prometheus", "grafana"} | of_ours
     assert all("healthcheck" in each for each in running.values())
 
@@ -176,11 +177,12 @@ async def test_the_services_do_what_they_are_for_when_their_commands_are_run(
                     model=model, messages=[{"role": "user", "content": "Hello"}], timeout=60
                 )
                 assert (answer.choices[0].message.content or "").startswith(said)
-        place.settings = "compose-bedrock.yaml"
+        place.settings, place.instead["# shipping:"] = "compose-bedrock.yaml", "shipping:"
         assert place.start("topics", services["topics"]).wait(60) == 0, place.output("topics")
-        place.start("worker-bedrock", services["worker-bedrock"])
-        await asyncio.to_thread(place.ready, "worker-bedrock")
-        for name in (*names, "worker-bedrock"):
+        for name in (of_bedrock := ("worker-bedrock", "collector-bedrock")):
+            place.start(name, services[name])
+            await asyncio.to_thread(place.ready, name)
+        for name in (*names, *of_bedrock):
             assert place.stop(name) == 0, place.output(name)
 
 
@@ -189,7 +191,7 @@ class _Place:
     """Where services run as processes: what stands for the hosts and folders of their containers."""
 
     folder: Path
-    instead: Mapping[str, str]
+    instead: dict[str, str]
     settings: str = "compose-sagemaker.yaml"  # as SETTINGS names them
     running: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)

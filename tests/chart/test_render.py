@@ -26,7 +26,7 @@ from tests.chart.charts import (
     rendered,
     settings_of,
 )
-from tests.chart.matrix import BEDROCK, GPU, MATRIX, SECURE, TRIAL
+from tests.chart.matrix import BEDROCK, GPU, MATRIX, SECURE, SHIPPING, TRIAL
 from tools.chart.__main__ import PLACE
 
 every_case = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
@@ -179,13 +179,15 @@ def test_there_is_one_deployment_for_each_process_that_the_settings_need() -> No
     }
 
 
-def test_bedrock_has_a_collector_only_where_jobs_are_shipped() -> None:
-    live = {**BEDROCK, "bedrock": {"region": "eu-central-1"}}
-    values = merged(
-        SMALL, {"config": {"deployments": {"b": live}}, "workers": [{"backend": "echo"}, {"backend": "bedrock"}]}
-    )
+@pytest.mark.parametrize(
+    ("further", "has_one"), [({}, False), ({"shipping": SHIPPING}, True), ({"videos": "s3://bucket/films"}, True)]
+)
+def test_bedrock_has_a_collector_only_where_jobs_end_later(further: Values, has_one: bool) -> None:
+    deployment = {**BEDROCK, "bedrock": {"region": "eu-central-1", **further}}
+    workers = [{"backend": "echo"}, {"backend": "bedrock"}]
+    values = merged(SMALL, {"config": {"deployments": {"b": deployment}}, "workers": workers})
 
-    assert "collector-bedrock" not in of_kind(rendered(values), "Deployment")
+    assert ("collector-bedrock" in of_kind(rendered(values), "Deployment")) == has_one
 
 
 def test_who_calls_aws_has_the_image_that_can() -> None:

@@ -12,7 +12,8 @@
 {{- $collected := list -}}
 {{- range $name, $deployment := $values.config.deployments -}}
 {{- $backends = append $backends $deployment.backend | uniq -}}
-{{- if or $deployment.sagemaker (default dict $deployment.bedrock).shipping }}{{ $collected = append $collected $deployment.backend | uniq }}{{ end -}}
+{{- $bedrock := default dict $deployment.bedrock -}}
+{{- if or $deployment.sagemaker $bedrock.shipping $bedrock.videos }}{{ $collected = append $collected $deployment.backend | uniq }}{{ end -}}
 {{- end -}}
 {{- if not $backends }}{{ fail "config.deployments is empty: there is nothing to run; name at least one model" }}{{ end -}}
 {{- $served := list -}}
