@@ -80,6 +80,7 @@ class Pointsman:
     key: str
     processes: list[Process] = field(default_factory=list)
     left_behind: set[int] = field(default_factory=set)
+    root: Path = ROOT  # of the code
 
     @property
     def data(self) -> Path:
@@ -118,7 +119,9 @@ class Pointsman:
     def command(self, *arguments: str) -> str:
         """What a command that ends by itself prints."""
         command, environ = self._command(*arguments), self._environ()
-        done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, env=environ, cwd=self.root, capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.returncode == 0, f"{arguments} ended with {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -186,7 +189,7 @@ class Pointsman:
     def _start(self, name: str, port: int, *arguments: str, **environ: str) -> Process:
         output = self.folder / f"{name}-{len(self.processes)}.log"
         with output.open("wb") as file:
-            popen = _popen(self._command(*arguments), {**self._environ(), **environ}, file)
+            popen = _popen(self._command(*arguments), {**self._environ(), **environ}, file, self.root)
         process = Process(name, popen, output, port)
         self.processes.append(process)
         return process
@@ -196,7 +199,7 @@ class Pointsman:
 
     def _environ(self) -> dict[str, str]:
         outside = {name: value for name, value in os.environ.items() if not name.startswith("POINTSMAN_")}
-        return {**outside, **self.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "1000"}
+        return {**outside, **self.environ, "PYTHONPATH": str(self.root), "COLUMNS": "1000"}
 
 
 @contextmanager
@@ -248,9 +251,11 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _popen(command: list[str], environ: Mapping[str, str], output: IO[bytes]) -> "subprocess.Popen[bytes]":
+def _popen(
+    command: list[str], environ: Mapping[str, str], output: IO[bytes], folder: Path
+) -> "subprocess.Popen[bytes]":
     if sys.platform.startswith("linux"):
         command = [sys.executable, "-c", DIES_WITH_US, *command]
     return subprocess.Popen(
-        command, env=dict(environ), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        command, env=dict(environ), cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
     )

