@@ -438,6 +438,14 @@ def test_rules_and_boards_are_whole() -> None:
     assert len({board["uid"] for board in boards}) == len(boards) >= 4
 
 
+def test_alerts_lead_to_where_an_operator_shows_the_runbooks() -> None:
+    shown = {"prometheusRule": {"runbooks": "https://wiki.example.com/pointsman/"}}
+    [rules] = of_kind(rendered(merged(MATRIX["watched"], shown)), "PrometheusRule").values()
+    pages = [rule["annotations"]["runbook_url"] for group in rules["spec"]["groups"] for rule in group["rules"]]
+
+    assert pages and all(re.fullmatch(r"https://wiki\.example\.com/pointsman/[a-z-]+\.md", page) for page in pages)
+
+
 def test_servers_for_a_trial_are_off_unless_asked_for() -> None:
     assert not of_kind(rendered(SMALL), "StatefulSet")
     assert of_kind(rendered(TRIAL), "StatefulSet").keys() == {"kafka", "valkey"}

@@ -221,7 +221,7 @@ def _doors() -> dict[str, Schema]:
             enabled=FLAG, clients=LIST_OF_KUBERNETES, monitors=LIST_OF_KUBERNETES, egress=LIST_OF_KUBERNETES
         ),
         "serviceMonitor": section(enabled=FLAG, interval=TEXT, labels=LABELS),
-        "prometheusRule": section(enabled=FLAG, labels=LABELS),
+        "prometheusRule": section(enabled=FLAG, labels=LABELS, runbooks=TEXT),
         "dashboards": section(enabled=FLAG, labels=LABELS),
     }
 
