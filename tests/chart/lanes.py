@@ -37,7 +37,7 @@ class Lane:
     http: aiohttp.ClientSession
     began: float = field(default_factory=time.monotonic)
     seen: list[tuple[float, int]] = field(default_factory=list)  # when, and how many replicas were wanted
-    _counts: tuple[int, int] = (0, 0)  # of replicas that are wanted, and that are ready
+    _counts: tuple[int, int] = (-1, -1)  # of replicas that are wanted, and that are ready; not known yet
 
     async def send(self, count: int, seconds: float) -> list[str]:
         """So many jobs, each of which takes so long; one after the other, which spreads them over partitions. Ids."""
