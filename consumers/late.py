@@ -32,7 +32,9 @@ async def charge_late(means: Means, backend: NoticingBackend, notice: Notice) ->
     if late is None:
         return
     more = beyond(late.usage, charged)
-    lines = charge(late.deployment.price, more, job=notice.job_id, attempt=number, outcome="late")
+    price = late.deployment.price
+    of_all = None if price is None else price.of(late.usage)
+    lines = charge(of_all, more, job=notice.job_id, attempt=number, outcome="late")
     log.warning("late_result", job=notice.job_id, attempt=notice.attempt, deployment=late.deployment.name)
     if not lines:
         return

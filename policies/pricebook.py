@@ -13,6 +13,7 @@ from policies.pricing import Meter, Price
 LARGEST_FILE = 1_000_000  # bytes
 MOST_ENTRIES = 10_000
 LONGEST_TEXT = 200
+LONGEST_NUMBER = 9  # digits
 DOLLARS = re.compile(r"[0-9]{1,7}(\.[0-9]{1,6})?", re.ASCII)
 EACH = re.compile(r"[0-9]{1,3}(\.[0-9]{1,12})?", re.ASCII)
 EXPECTED = 'dollars per million as text with at most six decimals, such as "0.15"'
@@ -96,22 +97,42 @@ def _price(node: yaml.Node, name: str, entry: str, version: str) -> Price:
     source = fields.pop("source", None)
     if source is None:
         raise PriceBookError(f"{_at(name, node)}: {entry} does not say its source")
+    said = f"{_text(source, name, f'{entry}.source')} ({version})"
+    above = fields.pop("above", None)
+    bands = {} if above is None else dict(_items(above, name, f"{entry}.above"))
+    return _whole(fields, node, name, entry, said, {_prompt(most, at, name, entry): at for most, at in bands.items()})
+
+
+def _whole(
+    fields: dict[str, yaml.Node], node: yaml.Node, name: str, entry: str, source: str, bands: Mapping[int, yaml.Node]
+) -> Price:
     tiers = fields.pop("tiers", None)
     others = {} if tiers is None else dict(_items(tiers, name, f"{entry}.tiers"))
     return Price(
         _rates(fields, node, name, entry),
-        f"{_text(source, name, f'{entry}.source')} ({version})",
+        source,
         {tier: _rates(dict(_items(at, name, tier)), at, name, f"{entry}.tiers.{tier}") for tier, at in others.items()},
+        {
+            most: _whole(
+                dict(_items(at, name, entry)), at, name, f"{entry}.above.{most}", f"{source}, above {most} tokens", {}
+            )
+            for most, at in bands.items()
+        },
     )
+
+
+def _prompt(text: str, node: yaml.Node, name: str, entry: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 0 < len(text) <= LONGEST_NUMBER or int(text) == 0:
+        raise PriceBookError(f"{_at(name, node)}: {entry}.above: {text[:LONGEST_NUMBER]!r} is no number of tokens")
+    return int(text)
 
 
 def _rates(fields: Mapping[str, yaml.Node], node: yaml.Node, name: str, entry: str) -> dict[Meter, Decimal]:
     rates = {}
     for key, value in fields.items():
         if key not in set(Meter):
-            raise PriceBookError(
-                f"{_at(name, value)}: {entry} has an unknown key {key!r}; there are {', '.join(Meter)}, source, tiers"
-            )
+            known = ", ".join([*Meter, "source", "tiers", "above"])
+            raise PriceBookError(f"{_at(name, value)}: {entry} has an unknown key {key!r}; there are {known}")
         rates[Meter(key)] = _rate(value, name, f"{entry}.{key}", Meter(key))
     if not rates:
         raise PriceBookError(f"{_at(name, node)}: {entry} has no price")

@@ -107,11 +107,19 @@ class Price:
 
     At most six decimals each, so that one token costs a whole number of picodollars
     and sums kept as integers stay exact. `tiers` are the prices of a provider's other service tiers, each whole.
+    `bands` are whole prices as well, for a call whose prompt has more than so many tokens: for all of it.
     """
 
     per_million: Mapping[Meter, Decimal]
     source: str
     tiers: Mapping[str, Mapping[Meter, Decimal]] = field(default_factory=dict)
+    bands: Mapping[int, "Price"] = field(default_factory=dict)
+
+    def of(self, usage: Usage) -> "Price":
+        """The price of a call with a prompt of that length, cached tokens included."""
+        prompt = usage.total - usage.output
+        above = max((most for most in self.bands if prompt > most), default=None)
+        return self if above is None else self.bands[above]
 
     def served(self, tier: str) -> Mapping[Meter, Decimal] | None:
         """What a call costs that was served in that tier; None where the book does not say."""
@@ -121,7 +129,14 @@ class Price:
     def asked(self, tier: str) -> "Price | None":
         """The price of calls that ask for that tier, also where none is named; None where the book does not say."""
         rates = self.served(tier)
-        return None if rates is None else Price(rates, self.source, {"default": self.per_million, **self.tiers})
+        if rates is None:
+            return None
+        bands = {most: band.asked(tier) or Price({}, band.source, band._by_tier) for most, band in self.bands.items()}
+        return Price(rates, self.source, self._by_tier, bands)
+
+    @property
+    def _by_tier(self) -> Mapping[str, Mapping[Meter, Decimal]]:
+        return {"default": self.per_million, **self.tiers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +176,7 @@ def charge(price: Price | None, usage: Usage, *, job: str, attempt: int, outcome
     A meter that the price does not name is unpriced, except that cached tokens without a
     price of their own cost what input costs.
     """
+    price = None if price is None else price.of(usage)
     rates = _rates(price, usage)
     lines = []
     for meter, quantity in _charged(rates, usage).items():
@@ -226,7 +242,7 @@ def picodollars(usd: Decimal) -> int:
 
 
 def _rates(price: Price | None, usage: Usage) -> Mapping[Meter, Decimal] | None:
-    return None if price is None else price.served(usage.tier)
+    return None if price is None else price.of(usage).served(usage.tier)
 
 
 def _charged(rates: Mapping[Meter, Decimal] | None, usage: Usage) -> Mapping[Meter, int]:

@@ -99,3 +99,28 @@ def test_a_book_has_whole_prices_of_other_tiers() -> None:
     assert price.served("flex") == {Meter.INPUT: Decimal("0.5")}
     with pytest.raises(PriceBookError, match=r"some-model\.tiers\.flex has an unknown key"):
         pricebook.parse(a_book('{input: "1", source: "x", tiers: {flex: {inputs: "1"}}}'), name="own")
+
+
+def test_a_book_has_whole_prices_of_long_prompts() -> None:
+    book = pricebook.parse(
+        a_book('{input: "1", source: "x", above: {200000: {input: "2", tiers: {flex: {input: "0.9"}}}}}'), name="own"
+    )
+
+    [price] = book.prices.values()
+    band = price.bands[200_000]
+    assert band.per_million == {Meter.INPUT: Decimal(2)}
+    assert band.tiers == {"flex": {Meter.INPUT: Decimal("0.9")}}
+    assert band.source == f"{price.source}, above 200000 tokens"
+
+
+@pytest.mark.parametrize("above", ['{many: {input: "2"}}', '{0: {input: "2"}}', '{-1: {input: "2"}}', "{200000: {}}"])
+def test_a_band_is_a_number_of_tokens_with_a_price(above: str) -> None:
+    with pytest.raises(PriceBookError, match="some-model"):
+        pricebook.parse(a_book(f'{{input: "1", source: "x", above: {above}}}'), name="own")
+
+
+def test_the_book_that_comes_along_charges_long_prompts_of_sonnet_twice() -> None:
+    price = pricebook.builtin().find("us.anthropic.claude-sonnet-4-5-20250929-v1:0")
+    assert price is not None
+
+    assert price.of(Usage(input=250_000)).per_million[Meter.INPUT] == 2 * price.per_million[Meter.INPUT]

@@ -1,5 +1,6 @@
 """What a call costs: exact to the last digit, and never 0 for what nobody knows."""
 
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -210,3 +211,37 @@ def test_what_is_charged_later_comes_to_the_larger_of_estimate_and_truth(
     assert more.output == usage.output
     assert estimate + more.total - more.output == max(estimate, prompt)
     assert beyond(usage, charge(price, usage, job="job_1", attempt=1, outcome="completed")).total == 0
+
+
+LONG = Price(
+    {Meter.INPUT: Decimal("6"), Meter.OUTPUT: Decimal("22.5"), Meter.CACHE_READ: Decimal("0.6")},
+    "test, above 200000 tokens",
+)
+BANDED = replace(CLAUDE_37, tiers={"flex": {Meter.INPUT: Decimal("1.5")}}, bands={200_000: LONG})
+
+
+@pytest.mark.parametrize(
+    ("usage", "usd"),
+    [
+        (Usage(input=200_000, output=1000), "0.615"),
+        (Usage(input=200_001, output=1000), "1.222506"),  # all of it, output too
+        (Usage(input=1, cache_read=200_000, output=10), "0.120231"),  # what was cached is prompt
+        (Usage(input=100, output=300_000), "4.5003"),  # output is not
+    ],
+)
+def test_a_long_prompt_has_a_price_of_its_own_for_the_whole_call(usage: Usage, usd: str) -> None:
+    lines = charge(BANDED, usage, job="job_1", attempt=1, outcome="completed")
+
+    assert cost(BANDED, usage) == total(lines) == Decimal(usd)
+    is_long = usage.total - usage.output > 200_000
+    assert {line.price_source for line in lines} == {LONG.source if is_long else "test"}
+
+
+def test_a_long_prompt_in_a_tier_that_the_book_does_not_have_for_it_is_unpriced() -> None:
+    flex = BANDED.asked("flex")
+    assert flex is not None
+
+    assert cost(flex, Usage(input=1000)) == Decimal("0.0015")
+    assert cost(flex, Usage(input=300_000)) is None
+    assert cost(BANDED, Usage(input=300_000, tier="flex")) is None
+    assert cost(flex, Usage(input=300_000, tier="default")) == Decimal("1.8")
