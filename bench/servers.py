@@ -3,10 +3,11 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,9 +80,10 @@ async def stage(*, log: str, brokers: int = 1, changed: Mapping[str, object] | N
     """Everything that the processes need: `log` is kafka or streams, with all topics made.
 
     Valkey is the embedded one, which has every write on disk before it answers. `changed` are sections of the
-    settings, in place of those that are here.
+    settings, in place of those that are here. SIGTERM ends the block, so that nothing outlives a benchmark whose time
+    was over.
     """
-    with tempfile.TemporaryDirectory(prefix="pointsman-bench-") as name:
+    with _ending_on_sigterm(), tempfile.TemporaryDirectory(prefix="pointsman-bench-") as name:
         directory = Path(name)
         async with valkey.running(directory / "valkey") as redis:
             cluster = None
@@ -99,6 +101,17 @@ async def stage(*, log: str, brokers: int = 1, changed: Mapping[str, object] | N
             finally:
                 if cluster is not None:
                     cluster.stop(hard=True)
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    loop, ours = asyncio.get_running_loop(), asyncio.current_task()
+    assert ours is not None
+    loop.add_signal_handler(signal.SIGTERM, ours.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 async def is_ready(port: int) -> bool:
