@@ -69,7 +69,7 @@ class Concluding:
             running.let_through.saved()
         if at is None:
             if attempted is not None:
-                await self.close(self.attempted(usage or Usage(), "late"))
+                await self.close_late(usage or Usage())
             return Later(1.0, "lost")
         if attempted is not None:
             running.tally.add(tokens=attempted.tokens, usd=total(lines), concluded=True, retried=False)
@@ -109,8 +109,6 @@ class Concluding:
         """The attempt is over and charged; the job is not over."""
         means, running, job = self.means, self.running, self.running.job
         running.is_rerun = True
-        with suppress(BoardUnavailableError):  # that it is another's may be for that
-            await means.epoch.look()
         unreserved = await self._unreserved()
         closed = await means.until_it_works(lambda: means.board.close_attempt(job, attempted))
         if closed.charge.text == attempted.text(
@@ -122,6 +120,14 @@ class Concluding:
                 scopes = unreserved if closed.is_known else running.scopes
                 await self._count(scopes, running.used, total(attempted.lines))
         await means.until_it_works(lambda: means.outbox.publish(job.tenant, [closed.charge]))
+
+    async def close_late(self, usage: Usage) -> None:
+        """The same, as the job is another's by now."""
+        with suppress(
+            BoardUnavailableError
+        ):  # that may be because the board was set back, which nobody has noticed yet
+            await self.means.epoch.look()
+        await self.close(self.attempted(usage, "late"))
 
     async def _unreserved(self) -> Sequence[Scope]:
         """Where its reservation went with a board that was lost or set back since."""

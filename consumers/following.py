@@ -107,7 +107,7 @@ class Following:
                 attempted = concluding.attempted(usage, "expired")
                 return await concluding.conclude(JobState.EXPIRED, attempted, usage=usage, error=problems.too_late())
             case Stop.LOST:
-                await concluding.close(concluding.attempted(usage, "late"))
+                await concluding.close_late(usage)
                 return Later(self.means.lease_s, "lost")
             case Stop.DRAIN:
                 await concluding.close(concluding.attempted(usage, "aborted"))
