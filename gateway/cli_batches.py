@@ -304,7 +304,8 @@ def _taking_it_up_again(batch_id: str) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        err.print(f"It goes on. The same command takes it up again; `pointsman cancel {batch_id}` ends it.")
+        said = f"It goes on. The same command takes it up again; `pointsman cancel {batch_id}` ends it."
+        err.print(said, soft_wrap=True)
         raise
 
 

@@ -38,6 +38,7 @@ _SECONDS = re.compile(r"[1-9]\d{0,2}")
 
 def parse_embeddings(values: Values, *, prefers_async: bool = False) -> Asked:
     """An embeddings request. Raises `InvalidRequestError`, which names the parameter."""
+    _refuse_stream(values)
     asked = Asked.read(values, prefers_async=prefers_async)
     _check_inputs(required(values, "input"))
     integer(values, "dimensions", 1, MAX_DIMENSIONS)
@@ -80,6 +81,7 @@ def parse_videos(values: Values, *, prefers_async: bool = False) -> Asked:
 
 def parse_speech(values: Values, *, prefers_async: bool = False) -> Asked:
     """A request for speech. Raises as `parse_embeddings` does."""
+    _refuse_stream(values)
     asked = Asked.read(values, prefers_async=prefers_async)
     a_text(required(values, "input"), "input", most=MAX_SPOKEN)
     voice = required(values, "voice")

@@ -25,6 +25,8 @@ from policies.values import dataclass
 from router.board import JobView
 from router.job import JobState
 
+CANCEL_S = 3.0  # how long a cancel waits for the end that it asked for
+
 # A request's body as the job keeps it, and its values. The last argument is how many bytes it may have.
 Reading = Callable[[Request, Held, int], Awaitable[tuple[bytes, Values]]]
 
@@ -123,6 +125,15 @@ class Taking:
         """What is to be done when the caller of a stream leaves; None lets the job go on."""
         services = self._services
         return None if taken.is_kept else partial(services.cancel, taken.view)
+
+    async def cancelled(self, request: Request, view: JobView) -> JobView:
+        """The job after its owner has ended it, or as it is when that takes longer than `CANCEL_S`. Safe to repeat."""
+        if view.state.is_terminal:
+            return view
+        services, job = self._services, view.job
+        await services.cancel(view)
+        async with calling(request.receive) as caller:
+            return await services.delivery.wait(job.tenant, job.id, caller, seconds=CANCEL_S)
 
     async def result(self, view: JobView) -> bytes:
         """The OpenAI object of a job that has ended."""

@@ -64,10 +64,7 @@ class Jobs:
     async def cancel(self, request: Request) -> Response:
         """End it. One that runs ends within a second; one that has ended stays as it is."""
         view = await self._taking.known(request)
-        if not view.state.is_terminal:
-            await self._services.cancel(view)
-            view = await self._taking.known(request)
-        return await self._shown(view)
+        return await self._shown(await self._taking.cancelled(request, view))
 
     async def events(self, request: Request) -> Response:
         """What happens to it, as events; those after `Last-Event-ID` or `?starting_after=` only."""

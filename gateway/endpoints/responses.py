@@ -4,7 +4,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import query, render
-from gateway.delivery import calling
 from gateway.errors import JobFailedError, UnknownJobError
 from gateway.fields import invalid
 from gateway.response_stream import ResponseStream
@@ -17,7 +16,6 @@ from router.conversations import is_stored
 from router.job import JobState
 from router.responses import ENDPOINT, Object
 
-CANCEL_S = 3.0  # how long a cancel waits for the end that it asked for
 PAGE, LARGEST_PAGE = 20, 100
 LARGEST_NUMBER = 10**8  # of an event
 
@@ -55,12 +53,7 @@ class Responses:
     async def cancel(self, request: Request) -> Response:
         """End it. Safe to repeat; one that has ended stays as it is."""
         view, asked = await self._known(request)
-        if not view.state.is_terminal:
-            services = self._services
-            await services.cancel(view)
-            async with calling(request.receive) as caller:
-                view = await services.delivery.wait(view.job.tenant, view.job.id, caller, seconds=CANCEL_S)
-        return await self._shown(view, asked)
+        return await self._shown(await self._taking.cancelled(request, view), asked)
 
     async def delete(self, request: Request) -> Response:
         """Forget a Response that has ended, and what it was asked."""

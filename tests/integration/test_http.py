@@ -153,7 +153,7 @@ async def test_a_job_that_runs_is_202_and_can_be_cancelled_again_and_again(gatew
     second = await gateway.http.post(f"/v1/jobs/{job['id']}/cancel")
 
     assert (running.status_code, first.status_code, second.status_code) == (202, 200, 200)
-    assert ended["status"] == second.json()["status"] == "cancelled"
+    assert first.json()["status"] == ended["status"] == second.json()["status"] == "cancelled"
     assert (await gateway.http.get(f"/v1/chat/completions/{job['id']}")).status_code == 409
 
 

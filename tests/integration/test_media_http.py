@@ -305,6 +305,8 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("/v1/images/generations", {"model": "paints", "prompt": "a", "n": 11}, "n"),
     ("/v1/images/generations", {"model": "paints", "prompt": "a", "size": "big"}, "size"),
     ("/v1/images/generations", {"model": "paints", "prompt": "a", "stream": True}, "stream"),
+    ("/v1/embeddings", {"model": "embeds", "input": "a", "stream": True}, "stream"),
+    ("/v1/audio/speech", {"model": "speaks", "input": "a", "voice": "a", "stream": True}, "stream"),
     ("/v1/images/generations", {"model": "paints", "prompt": "a" * 32_001}, "prompt"),
     ("/v1/audio/speech", {"model": "speaks", "input": "a"}, "voice"),
     ("/v1/audio/speech", {"model": "speaks", "input": "", "voice": "a"}, "input"),

@@ -230,6 +230,7 @@ RESPONSE = an_object(
 
 # Embeddings, images, sound
 
+NO_STREAM = {"const": False, "description": "This endpoint answers whole."}
 _TOKENS = a_list(an_integer(0, openai_media.LARGEST_TOKEN - 1), least=1)
 _INPUT = a_text(openai_media.MAX_CHARACTERS)
 EMBEDDINGS = an_object(
@@ -244,11 +245,11 @@ EMBEDDINGS = an_object(
     },
     {
         **OF_JOBS,
+        "stream": NO_STREAM,
         "dimensions": an_integer(1, openai_media.MAX_DIMENSIONS),
         "encoding_format": a_choice(("float", "base64")),
     },
 )
-NO_STREAM = {"const": False, "description": "This endpoint answers whole."}
 IMAGES = an_object(
     {"model": MODEL, "prompt": a_text(openai_media.MAX_PROMPT)},
     {
@@ -280,6 +281,7 @@ SPEECH = an_object(
     },
     {
         **OF_JOBS,
+        "stream": NO_STREAM,
         "response_format": a_choice(openai_media.SPEECH_FORMATS),
         "stream_format": {"const": "audio"},
         "speed": a_number(0.25, 4),
