@@ -48,9 +48,7 @@ from router.ledger import plain
 from router.log import LogUnavailableError
 from router.rebuild import Rebuilt, begin
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="A gateway that makes model calls jobs which cannot be lost."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 serve_app = typer.Typer(no_args_is_help=True, help="One process of a cluster.")
 board_app = typer.Typer(no_args_is_help=True, help="The state of jobs in Redis.")
 keys_app = typer.Typer(no_args_is_help=True, help="API keys: made, listed and revoked.")
@@ -405,6 +403,21 @@ def board_rebuild(config: ConfigOption = None, data: DataOption = None) -> None:
 def version_command() -> None:
     """The version of this program."""
     out.print(installed_version("pointsman"))
+
+
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        version_command()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="The same as `version`.")
+    ] = False,
+) -> None:
+    """A gateway that makes model calls jobs which cannot be lost."""
 
 
 def _must_be_known(tenant: str, settings: Settings) -> None:

@@ -148,9 +148,10 @@ class Client:
 
     async def _waited(self, tries: int, error: Exception) -> int:
         away = f"the gateway does not answer at {self.url}: {str(error) or type(error).__name__}"
-        if tries == (MOST_TRIES if self._has_answered or self.is_patient else FIRST_TRIES):
+        goes_on = self._has_answered or self.is_patient
+        if tries == (MOST_TRIES if goes_on else FIRST_TRIES):
             raise GatewayError(away) from None
-        if tries % TOLD_EVERY == 1:
+        if goes_on and tries % TOLD_EVERY == 1:
             self.told(f"{away}; it is asked again for ten minutes, Ctrl-C ends that")
         await asyncio.sleep(WAITS_S[min(tries, len(WAITS_S) - 1)])
         return tries + 1

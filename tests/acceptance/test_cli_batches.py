@@ -254,6 +254,7 @@ def test_what_is_wrong_is_said_in_one_line(up: tuple[Pointsman, Process], tmp_pa
     ):
         _, err = said(up, *words, code=1)
         assert what in err and "Traceback" not in err
+        assert "ten minutes" not in err, "that is for those who go on"
 
 
 def test_submit_sends_nothing_when_its_answers_could_not_be_kept(up: tuple[Pointsman, Process], tmp_path: Path) -> None:
