@@ -30,7 +30,10 @@ def of_backend(error: BackendError, reason: str) -> Problem:
 
 def left_alone(deployment: str) -> Problem:
     """It was not called, as the ones before failed there."""
-    message = f"The deployment {deployment} fails, and is left alone for some seconds. Try again."
+    message = (
+        f"The deployment {deployment} fails, and is left alone for some seconds. Try again;"
+        " if it goes on, its operator finds the reason in the worker's log."
+    )
     return {"message": message, "type": "upstream_error", "code": str(Failure.UNAVAILABLE), "param": None}
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -127,6 +128,8 @@ def up_command(
         if config is not None or environ.get("POINTSMAN_CONFIG"):
             _fail("--upstream and --model are for a start without a file; put the deployment into the file instead")
         config = _write_config(_load(None, environ).data, upstream, model)
+        for finding in _findings_at(_load(config, environ), "gpu"):  # it may start later
+            _print(replace(finding, level=Level.WARNING))
     _refuse_errors(_load(config, environ))
     _run(up(config, environ, out))
 
@@ -172,7 +175,8 @@ def serve_sweeper(config: ConfigOption = None, until_stdin_closes: StdinOption =
 @app.command("check")
 def check_command(
     backend: Annotated[
-        Literal["bedrock", "sagemaker"] | None, typer.Option(help="Look at what its deployments name as well, at AWS.")
+        Literal["gpu", "bedrock", "sagemaker"] | None,
+        typer.Option(help="Ask its servers as well, or look at what its deployments name at AWS."),
     ] = None,
     config: ConfigOption = None,
 ) -> None:
@@ -180,7 +184,7 @@ def check_command(
     settings = _load(config, _environ(None))
     findings = check(settings)
     if backend is not None:
-        findings += _findings_at_aws(settings, backend)
+        findings += _findings_at(settings, backend)
     for finding in findings:
         out.print(str(finding), style="red" if finding.level is Level.ERROR else "yellow", soft_wrap=True, markup=False)
     errors = sum(finding.level is Level.ERROR for finding in findings)
@@ -426,11 +430,16 @@ def _must_be_known(tenant: str, settings: Settings) -> None:
         _fail(f"there is no tenant {tenant!r} in these settings, only {known}; --config FILE names others")
 
 
-def _findings_at_aws(settings: Settings, backend: Literal["bedrock", "sagemaker"]) -> list[Finding]:
+def _findings_at(settings: Settings, backend: Literal["gpu", "bedrock", "sagemaker"]) -> list[Finding]:
     try:
-        if backend == "bedrock":
-            return asyncio.run(cli_bedrock.findings(settings))
-        return list(cli_sagemaker.findings(settings))
+        match backend:
+            case "gpu":
+                found = asyncio.run(wiring.gpu_troubles(settings))
+                return [Finding(Level.ERROR, f"deployments.{name}", trouble) for name, trouble in found]
+            case "bedrock":
+                return asyncio.run(cli_bedrock.findings(settings))
+            case "sagemaker":
+                return list(cli_sagemaker.findings(settings))
     except SettingsError as error:
         _fail(str(error))
 

@@ -511,6 +511,17 @@ async def open_backend(
             raise SettingsError(f"there is no backend {name!r} here; there are gpu, bedrock, sagemaker and echo")
 
 
+async def gpu_troubles(settings: Settings) -> list[tuple[str, str]]:
+    """What is wrong with the servers of the deployments on `gpu`, by deployment; after five seconds at most."""
+    from consumers.gpu.backend_gpu import GpuBackend
+
+    ours = {name: each for name, each in settings.deployments_by_name().items() if each.backend == "gpu"}
+    async with GpuBackend.open({name: settings.secret_for(name) for name in ours}) as backend:
+        found = await asyncio.gather(*(backend.ping(each) for each in ours.values()))
+    troubles = zip(ours, found, strict=True)
+    return [(name, trouble.removeprefix(f"{name}: ")) for name, trouble in troubles if trouble is not None]
+
+
 async def bedrock_troubles(deployments: dict[str, Deployment]) -> list[tuple[str, str]]:
     """What is wrong with models of Bedrock, by deployment: one call to each, and nothing that is dear.
 
