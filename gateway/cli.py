@@ -541,7 +541,13 @@ def _serve(name: ProcessName, config: Path | None, is_child: bool, *arguments: s
     if not is_child:  # whoever started it has said what is wrong
         _refuse_errors(settings, _log)
     process: Callable[..., Coroutine[Any, Any, None]] = getattr(processes, name)
-    _run(process(settings, *arguments, until_stdin_closes=is_child), new_loop=uvloop.new_event_loop)
+    try:
+        _run(process(settings, *arguments, until_stdin_closes=is_child), new_loop=uvloop.new_event_loop)
+    except typer.Exit:
+        raise
+    except Exception:  # our own bug: said as everything else that a process says
+        log.exception("process_crashed", process=name)
+        raise typer.Exit(1) from None
 
 
 def _print(finding: Finding) -> None:

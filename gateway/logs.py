@@ -2,6 +2,8 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from traceback import format_tb
 
 import structlog
@@ -37,10 +39,14 @@ def configure() -> None:
 
 
 def _where(exc_info: ExcInfo) -> str:
-    """Where it was raised and what it is, causes last. Not its message, which may hold what a client sent."""
-    lines: list[str] = []
-    error: BaseException | None = exc_info[1]
-    while error is not None and len(lines) < MOST_LINES:
-        lines += [*format_tb(error.__traceback__), f"{type(error).__name__}\n"]
+    """Where it was raised and what it is, then its causes. Not what it says, which may hold what a client sent."""
+    return "".join(islice(_lines(exc_info[1]), MOST_LINES))
+
+
+def _lines(error: BaseException | None) -> Iterator[str]:
+    while error is not None:
+        yield from format_tb(error.__traceback__)
+        yield f"{type(error).__name__}\n"
+        for each in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+            yield from _lines(each)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return "".join(lines)

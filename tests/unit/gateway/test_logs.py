@@ -19,8 +19,8 @@ try:
     try:
         int("the patient has")
     except ValueError as error:
-        raise RuntimeError("the patient has") from error
-except RuntimeError:
+        raise ExceptionGroup("the patient has", [RuntimeError("the patient has")]) from error
+except ExceptionGroup:
     logging.getLogger("theirs").exception("it broke")
     structlog.get_logger("ours").exception("it_broke")
 """
@@ -37,6 +37,7 @@ def test_ours_and_those_of_libraries_are_json_with_an_event_and_a_level() -> Non
     assert (broke["event"], broke["level"]) == ("it broke", "error")
     for each in (broke, ours_broke):
         assert 'File "<string>", line ' in each["exception"]
-        assert each["exception"].index("RuntimeError") < each["exception"].index("ValueError")
+        kinds = [each["exception"].index(kind) for kind in ("ExceptionGroup", "RuntimeError", "ValueError")]
+        assert kinds == sorted(kinds)
     assert "patient" not in done.stderr, "what an exception says may be what a client sent"
     assert all(each["timestamp"] for each in (ours, word, broke))
