@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from bench.crew import crew
+from bench.crew import Crew, crew
 from bench.provider_double import Running, provider
 from bench.servers import TENANT, Stage, stage
 from router import topics
@@ -35,8 +35,16 @@ class Site:
     """Everything that runs."""
 
     place: Stage
+    crew: Crew
+    port: int
     upstream: Running
     clients: Clients
+
+    async def start(self) -> None:
+        """A gateway, two workers and a sweeper that may rebuild; return once all are ready."""
+        ours = self.crew
+        members = [await ours.http(self.port), await ours.worker("gpu"), await ours.worker("gpu"), await ours.sweeper()]
+        await asyncio.gather(*(member.ready() for member in members))
 
     async def ended(self) -> list[str]:
         """The jobs that are completed, as often as the log says so (repeats of a record dropped)."""
@@ -111,16 +119,16 @@ class Site:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site() -> AsyncIterator[Site]:
-    """A broker, a Valkey, a gateway, two workers and a sweeper that may rebuild."""
+    """A broker, a Valkey, and everything of Pointsman's."""
     if why := missing():
         unavailable(f"the log of these tests is a Kafka of their own: {why}")
     [port] = free_ports(1)
     with provider() as upstream:
         async with stage(log="kafka", changed=_settings(upstream)) as place, crew(place) as ours:
-            members = [await ours.http(port), await ours.worker("gpu"), await ours.worker("gpu"), await ours.sweeper()]
-            await asyncio.gather(*(member.ready() for member in members))
             key = await place.core.keyring.create(TENANT, "ci")
-            yield Site(place, upstream, Clients(f"http://{HOST}:{port}", key.text))
+            everything = Site(place, ours, port, upstream, Clients(f"http://{HOST}:{port}", key.text))
+            await everything.start()
+            yield everything
             assert await leaks_of(ours) == []
 
 
@@ -157,6 +165,23 @@ async def test_a_board_that_is_set_back_is_made_anew_by_itself_and_no_job_is_los
         await asyncio.sleep(4)
 
     assert len(over) > before + 20
+    await site.assert_nothing_is_lost_or_repeated(over)
+
+
+async def test_an_older_copy_that_is_put_in_place_while_nothing_runs_is_made_anew_too(site: Site) -> None:
+    before = len(await site.ended())
+    async with site.clients.sending():
+        await until(lambda: _some_have_ended(site, before + 5))
+        copy = await site.copy()
+        await until(lambda: _some_have_ended(site, before + 20))
+    await until(site.everything_has_ended, within=SETTLE_S)
+    over = await site.calls()
+    await site.crew.end()
+    await site.set_back(copy)
+    await site.start()
+    async with site.clients.sending():
+        await until(lambda: _some_have_ended(site, len(over) + 5), within=SETTLE_S)
+
     await site.assert_nothing_is_lost_or_repeated(over)
 
 
