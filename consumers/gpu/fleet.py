@@ -137,7 +137,7 @@ class Replicas:
         wanted = self._ranked(job)
         if wanted:
             self._promised[job.id] = (wanted[0].name, self._clock())
-            self._homes.waits_no_more(job)
+            self._homes.waits_no_more(job.id)
         else:
             self._homes.waits(job)
         return bool(wanted) or not self._candidates()

@@ -1,5 +1,6 @@
 """Which replicas have computed how a job's prompt begins, as the board has told this worker, and who waits for them."""
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ class _Asked:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waits:
-    """A job waits for one of these, `since` a moment; it was last asked about `at` another."""
+    """A job waits for this replica `since` a moment; it was last asked about `at` another."""
 
-    homes: Sequence[str]
+    home: str
     since: float
     at: float
 
@@ -37,6 +38,8 @@ class Homes:
         self._known: OrderedDict[bytes, Sequence[str]] = OrderedDict()
         self._asked: OrderedDict[str, _Asked] = OrderedDict()
         self._waiting: dict[str, _Waits] = {}
+        self._lines: dict[str, list[float]] = {}  # since when each waits, by replica
+        self._tidied_at = clock()
 
     def beginning(self, job: Job) -> Beginning | None:
         """How it begins; the first time it is asked for, the job begins to wait."""
@@ -70,25 +73,35 @@ class Homes:
         return not set(homes) <= set(before)
 
     def waits(self, job: Job) -> None:
-        """It goes on waiting for one of its homes."""
+        """It goes on waiting, for the one of its homes that had its beginning last."""
         asked = self._asked.get(job.id)
-        if asked is not None and asked.digest is not None:
-            self._waiting[job.id] = _Waits(self._known.get(asked.digest, ()), asked.at, self._clock())
+        homes = () if asked is None or asked.digest is None else self._known.get(asked.digest, ())
+        waits = self._waiting.get(job.id)
+        if waits is not None and waits.home in homes:
+            waits.at = self._clock()
+            return
+        self.waits_no_more(job.id)
+        if asked is not None and homes:
+            self._waiting[job.id] = _Waits(homes[0], asked.at, self._clock())
+            insort(self._lines.setdefault(homes[0], []), asked.at)
 
-    def waits_no_more(self, job: Job) -> None:
+    def waits_no_more(self, job_id: str) -> None:
         """It has found its place, or is not to have one."""
-        self._waiting.pop(job.id, None)
+        waits = self._waiting.pop(job_id, None)
+        if waits is not None:
+            line = self._lines[waits.home]
+            del line[bisect_left(line, waits.since)]
+            if not line:
+                del self._lines[waits.home]
 
-    def _ahead(self, since: float) -> Mapping[str, float]:
-        """Those that began to wait before, each shared out among its homes."""
+    def _ahead(self, since: float) -> Mapping[str, int]:
+        """Those that began to wait before, by replica."""
         now = self._clock()
-        self._waiting = {id: each for id, each in self._waiting.items() if now - each.at < ASKED_AGAIN_S}
-        found: dict[str, float] = {}
-        for each in self._waiting.values():
-            if each.since < since:
-                for name in each.homes:
-                    found[name] = found.get(name, 0.0) + 1 / len(each.homes)
-        return found
+        if now - self._tidied_at >= ASKED_AGAIN_S:
+            self._tidied_at = now
+            for id in [id for id, each in self._waiting.items() if now - each.at >= ASKED_AGAIN_S]:
+                self.waits_no_more(id)
+        return {home: bisect_left(line, since) for home, line in self._lines.items()}
 
     def _of(self, job: Job) -> _Asked:
         asked = self._asked.get(job.id)

@@ -52,14 +52,14 @@ class Candidate:
         """Calls that may begin there."""
         return max(0, self.cap - self.load)
 
-    def seconds(self, work: Work, *, most: int | None = None, cached: float = 0.0, ahead: float = 0.0) -> float:
+    def seconds(self, work: Work, *, most: int | None = None, cached: float = 0.0, ahead: int = 0) -> float:
         """How long the job is likely to take there, when it may have `most` calls and has a part of the prompt.
 
         So many jobs have their turn `ahead` of it. An engine that is full takes about twice as long for an answer as
         one that idles.
         """
         limit = max(1, self.cap if most is None else min(self.cap, most))
-        waits = max(0.0, self.load + ahead + 1 - limit) / limit * self.speed.call_s
+        waits = max(0, self.load + ahead + 1 - limit) / limit * self.speed.call_s
         prompt = self.speed.prompt_s * (self.computing + work.prompt * (1 - cached))
         return waits + prompt + self.speed.token_s * work.answer * (1 + self.load / self.cap)
 
@@ -88,7 +88,7 @@ class Beginning:
 
     digest: bytes
     homes: Collection[str] = ()
-    ahead: Mapping[str, float] = field(default_factory=dict)
+    ahead: Mapping[str, int] = field(default_factory=dict)
     waited: float = 0.0
     at_most: float = LONGEST_S
 
@@ -125,7 +125,7 @@ def ranked(
     again_s = PRICE * median_low(each.speed.prompt_s for each in candidates) * work.prompt * CACHED
 
     def cost(each: Candidate) -> tuple[float, int]:
-        ahead = beginning.ahead.get(each.name, 0.0)
+        ahead = beginning.ahead.get(each.name, 0)
         if each.name in homes:
             return each.seconds(work, most=most, cached=CACHED, ahead=ahead), each.given
         return each.seconds(work, ahead=ahead) + again_s, each.given

@@ -17,7 +17,7 @@ def a_long_job(about: str) -> Job:
     return a_job(body=a_body(f"About {about}. " * 40))
 
 
-def ahead(homes: Homes, job: Job) -> dict[str, float]:
+def ahead(homes: Homes, job: Job) -> dict[str, int]:
     found = homes.beginning(job)
     assert found is not None
     return dict(found.ahead)
@@ -33,14 +33,24 @@ def test_a_job_knows_who_waits_before_it_and_where() -> None:
     for job in jobs:
         homes.waits(job)
 
-    assert [ahead(homes, job) for job in jobs] == [{}, {"one": 0.5, "two": 0.5}, {"one": 1.0, "two": 1.0}]
+    assert [ahead(homes, job) for job in jobs] == [{"one": 0}, {"one": 1}, {"one": 2}]
 
-    homes.waits_no_more(jobs[0])
-    assert ahead(homes, jobs[2]) == {"one": 0.5, "two": 0.5}
+    homes.waits_no_more(jobs[0].id)
+    assert ahead(homes, jobs[2]) == {"one": 1}
 
     clock.now += ASKED_AGAIN_S
     homes.waits(jobs[2])
-    assert ahead(homes, jobs[2]) == {}, "nobody asks about the other any more: it is over"
+    assert ahead(homes, jobs[2]) == {"one": 0}, "nobody asks about the other any more: it is over"
+
+
+def test_a_job_waits_where_its_beginning_was_had_last_and_elsewhere_once_it_is_not_there_any_more() -> None:
+    homes, job, later = Homes(Clock()), a_long_job("the harbour"), a_long_job("the harbour")
+    homes.beginning(job)
+    for those in (["one", "two"], ["two", "one"], ["two"], []):
+        homes.told(job, those)
+        homes.waits(job)
+        expected = {"one": 0} if "one" in those else {name: 0 for name in those}
+        assert ahead(homes, later) == expected
 
 
 def test_a_job_that_is_too_short_to_have_a_beginning_waits_for_nobody() -> None:

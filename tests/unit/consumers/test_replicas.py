@@ -113,9 +113,9 @@ def test_what_it_takes_to_compute_a_beginning_again_is_what_a_job_waits_for_and_
 
     assert ranked([home, other], work=long, beginning=asked, rolls=(0.0, 0.0)) == ()
     assert ranked([home, other], work=short, beginning=asked, rolls=(0.0, 0.0)) == [other]
-    queued = replace(asked, ahead={"home": 30.0})
+    queued = replace(asked, ahead={"home": 30})
     assert ranked([home, other], work=long, beginning=queued, rolls=(0.0, 0.0)) == [other], "too many are before it"
-    with_both = replace(asked, ahead={"home": 30.0, "other": 40.0})
+    with_both = replace(asked, ahead={"home": 30, "other": 40})
     assert ranked([home, other], work=long, beginning=with_both, rolls=(0.0, 0.0)) == (), "nor is it better there"
 
 
