@@ -29,6 +29,8 @@ import asyncio
 import json
 import sys
 from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 
@@ -94,6 +96,10 @@ class Engine:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Those of vLLM that matter here."""
+        return web.Response(text=self.metrics_text())
+
+    def metrics_text(self) -> str:
+        """As vLLM writes them."""
         label = '{model_name="any"}'
         values = {
             "num_requests_running": self._running,
@@ -105,7 +111,7 @@ class Engine:
         }
         lines = [f"vllm:{name}{label} {float(value)}" for name, value in values.items()]
         lines.append(f'vllm:cache_config_info{{block_size="{BLOCK}",num_gpu_blocks="{self._kv}"}} 1.0')
-        return web.Response(text="\n".join(lines) + "\n")
+        return "\n".join(lines) + "\n"
 
     async def change(self, request: web.Request) -> web.Response:
         """Another mode from now on."""
@@ -113,12 +119,12 @@ class Engine:
         if self.mode == "fresh":
             self.mode = "well"
             self._blocks.clear()
-            self._begin_books()
+            self.begin_books()
         return web.json_response({"mode": self.mode})
 
     async def books(self, request: web.Request) -> web.Response:
         """New ones."""
-        self._begin_books()
+        self.begin_books()
         return web.json_response({})
 
     async def seen(self, request: web.Request) -> web.Response:
@@ -143,7 +149,13 @@ class Engine:
         self.calls.answered += 1
         return response
 
-    def _begin_books(self) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """Whether it answers anybody."""
+        return bool(self._running or self._waiting)
+
+    def begin_books(self) -> None:
+        """What came until now does not count."""
         self.calls = Calls()
         self._hits = self._queries = 0
 
@@ -160,8 +172,30 @@ class Engine:
 
     async def _answered(self, request: web.Request, body: dict[str, object]) -> web.StreamResponse:
         prompt, most = _text(body), body.get("max_tokens")
-        tokens = max(1, len(prompt) // CHARACTERS)
-        output = most if isinstance(most, int) else 16
+        tokens, output = _tokens(prompt), most if isinstance(most, int) else 16
+        async with aclosing(self.answer(prompt, output)) as pieces:
+            cached = await anext(pieces)
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            async for words in pieces:
+                await response.write(_event({"choices": [_choice({"content": "word " * words})]}))
+        usage = {
+            "prompt_tokens": tokens,
+            "completion_tokens": output,
+            "total_tokens": tokens + output,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        last = _event({"choices": [_choice({}, "stop")]}) + _event({"choices": [], "usage": usage})
+        await response.write(last + b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    async def answer(self, prompt: str, output: int) -> AsyncGenerator[int]:
+        """Once it has a slot, the tokens of its prompt that are in the cache; then how many words come, as they do.
+
+        Each piece at its moment, so that an engine is no slower where this process has to wait for a processor.
+        """
+        tokens = _tokens(prompt)
         self._waiting += 1
         self.calls.most_waiting = max(self.calls.most_waiting, self._waiting - self._free)
         try:
@@ -174,8 +208,14 @@ class Engine:
         self.calls.most_running = max(self.calls.most_running, self._running)
         try:
             cached = self._cached(prompt)
-            self._prefilled = max(_now(), self._prefilled) + (tokens - cached) / self._prefill
-            return await self._streamed(request, tokens, cached, output, since=self._prefilled)
+            since = self._prefilled = max(_now(), self._prefilled) + (tokens - cached) / self._prefill
+            yield cached
+            done = 0
+            for until in sorted({1, *(output * piece // PIECES for piece in range(1, PIECES + 1))} - {0}):
+                words, done = until - done, until
+                await asyncio.sleep(max(0.0, since + done / self._decode - _now()))
+                self._generated += words
+                yield words
         finally:
             self.calls.held_s += _now() - began
             self._running -= 1
@@ -198,36 +238,17 @@ class Engine:
             self._blocks.move_to_end(digest)
         while len(self._blocks) > self._most_blocks:
             self._blocks.popitem(last=False)
-        self._queries += max(1, len(prompt) // CHARACTERS)
+        self._queries += _tokens(prompt)
         self._hits += hit
         return hit
-
-    async def _streamed(
-        self, request: web.Request, tokens: int, cached: int, output: int, *, since: float
-    ) -> web.StreamResponse:
-        """Each piece at its moment, so that an engine is no slower where this process has to wait for a processor."""
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        done = 0
-        for until in sorted({1, *(output * piece // PIECES for piece in range(1, PIECES + 1))} - {0}):
-            words, done = until - done, until
-            await asyncio.sleep(max(0.0, since + done / self._decode - _now()))
-            self._generated += words
-            await response.write(_event({"choices": [_choice({"content": "word " * words})]}))
-        usage = {
-            "prompt_tokens": tokens,
-            "completion_tokens": output,
-            "total_tokens": tokens + output,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
-        last = _event({"choices": [_choice({}, "stop")]}) + _event({"choices": [], "usage": usage})
-        await response.write(last + b"data: [DONE]\n\n")
-        await response.write_eof()
-        return response
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _tokens(prompt: str) -> int:
+    return max(1, len(prompt) // CHARACTERS)
 
 
 def _text(body: dict[str, object]) -> str:

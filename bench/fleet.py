@@ -45,9 +45,6 @@ Exit code 1 when a job was lost.
 import argparse
 import asyncio
 import json
-import math
-import random
-import statistics
 import sys
 import tempfile
 import time
@@ -64,49 +61,32 @@ from rich.table import Table
 
 from bench.audit import settled
 from bench.crew import crew
-from bench.engine_double import BLOCK, CHARACTERS
-from bench.fleet_oracle import Outage, Server, Work, served
-from bench.jobs import FILLER
+from bench.fleet_figures import Ended, Failing, Well, figures
+from bench.fleet_jobs import (
+    BLOCKS,
+    DECODE,
+    DIES,
+    ENGINES,
+    LIAR,
+    PREFILL,
+    RESTARTED,
+    SLOTS,
+    SLOW,
+    SLOWNESS,
+    TRAFFIC,
+    Due,
+    jobs,
+    settling,
+)
+from bench.fleet_oracle import Outage, Server
 from bench.servers import LIMITS, TENANT, Stage, stage
 from router.board import JobView
 from router.job import JobState
 from tools.kafka.broker import free_ports
 
-ENGINES = 6
-SLOW, LIAR, DIES, RESTARTED = 5, 4, 3, (0, 1)
-SLOTS, PREFILL, DECODE, BLOCKS = 8, 3000.0, 20.0, 2000
-SLOWNESS = 0.5
-SETTLING = 2  # times that each family comes before jobs count
-SETTLING_USE = 2 / 3  # of what the engines can compute, if nothing is in a cache
-SHORT = 4  # tokens of an answer then
-OWN = 275  # tokens of a prompt that follow its beginning, on average
 PATH = "/v1/chat/completions"
 PATIENCE_S = 120.0
 LOOK_S = 0.05
-Due = tuple[float, dict[str, Any]]  # when a job comes, and its body
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What jobs are like: families and the characters that begin each, tokens of answers (median, sigma, most).
-
-    `rate` is jobs a second.
-    """
-
-    families: int
-    characters: int
-    answer: tuple[float, float, int]
-    rate: float
-
-    def beginning(self, family: int) -> str:
-        """What its prompts begin with."""
-        return _text(f"Family {family}. ", self.characters)
-
-
-TRAFFIC = {
-    "chat": Traffic(families=160, characters=3200, answer=(129.0, 0.8, 1000), rate=3.75),
-    "extraction": Traffic(families=64, characters=8000, answer=(24.5, 0.6, 120), rate=14.0),
-}
 
 
 @dataclass(slots=True)
@@ -167,10 +147,7 @@ class Engine:
 
     def list(self, *, drain: bool = False) -> None:
         """Write its file, where Pointsman finds it."""
-        path = self.folder / f"engine-{self.number}.json"
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps({"url": self.url, "drain": drain}), encoding="utf-8")
-        new.replace(path)
+        listed(self.folder, f"engine-{self.number}", self.url, drain=drain)
 
     def server(self, since: float) -> Server:
         """As the oracle knows it, with an empty cache; moments are after `since`."""
@@ -192,28 +169,42 @@ class Ran:
     @property
     def lost(self) -> int:
         """Jobs that were not completed."""
-        return sum(view.state is not JobState.COMPLETED for view in self.views)
+        return sum(each.seconds is None for each in self.ended())
 
-    def works(self, since: float) -> list[tuple[Work, float | None]]:
-        """The same jobs for the oracle, as they came after `since`, each with its seconds from accepted to done."""
-        pairs = zip(self.bodies, self.views, strict=True)
+    def ended(self) -> list[Ended]:
+        """What became of each."""
         return [
-            (
-                Work(view.job.created_at - since, _blocks(_prompt(body)), body["max_tokens"]),
-                None if view.finished_at is None else view.finished_at - view.job.created_at,
-            )
-            for body, view in sorted(pairs, key=lambda pair: pair[1].job.created_at)
+            Ended(view.job.created_at, body, _seconds(view), view.attempts)
+            for body, view in zip(self.bodies, self.views, strict=True)
         ]
+
+
+def _seconds(view: JobView) -> float | None:
+    if view.finished_at is None or view.state is not JobState.COMPLETED:
+        return None
+    return view.finished_at - view.job.created_at
+
+
+def listed(folder: Path, name: str, url: str, *, drain: bool = False) -> None:
+    """Write a replica's file, whole at once."""
+    path = folder / f"{name}.json"
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps({"url": url, "drain": drain}), encoding="utf-8")
+    new.replace(path)
 
 
 def main() -> int:
     """Measure, print, and say with the exit code whether every job was completed."""
-    given = _arguments()
-    figures = uvloop.run(_drill(given))
+    given = arguments("bench.fleet", __doc__)
+    return show(uvloop.run(_drill(given)), given)
+
+
+def show(figures: dict[str, float], given: argparse.Namespace) -> int:
+    """Print them, and return the exit code."""
     table = Table(
         "figure",
         "value",
-        title=f"{ENGINES} engines, {given.workers} workers, {given.rate:g} jobs a second, {given.traffic}",
+        title=f"{ENGINES} engines, {given.workers} workers, {given.rate:g} jobs a second, {given.name}",
     )
     for name, value in figures.items():
         table.add_row(name, str(value))
@@ -236,70 +227,8 @@ async def _drill(given: argparse.Namespace) -> dict[str, float]:
                 failing = await _with_failures(place, client, engines, given)
         finally:
             await asyncio.gather(*(each.kill() for each in engines))
-    return _figures(spread, near, failing, engines, given)
-
-
-@dataclass(frozen=True, slots=True)
-class Well:
-    """What came of a phase in which nothing failed: `uneven` by the time of slots, and by calls."""
-
-    ran: Ran
-    uneven: float
-    uneven_calls: float
-    hit_rate: float
-
-
-@dataclass(frozen=True, slots=True)
-class Failing:
-    """What came of the phase with failures, and before them, while the caches filled."""
-
-    settled: Ran
-    ran: Ran
-    most_waiting: float
-
-
-def _figures(
-    spread: Well, near: Well, failing: Failing, engines: Sequence[Engine], given: argparse.Namespace
-) -> dict[str, float]:
-    began, settled, ran = failing.settled.began, failing.settled.works(failing.settled.began), failing.ran
-    works = ran.works(began)
-    at_best = served([work for work, _ in settled + works], [each.server(began) for each in engines])[len(settled) :]
-    ours = [seconds for _, seconds in works if seconds is not None]
-    best_s = [each.seconds for each in at_best]
-    attempts = sum(view.attempts for view in ran.views)
-    return {
-        "jobs": sum(len(each.views) for each in (spread.ran, near.ran, ran)),
-        "lost": sum(each.lost for each in (spread.ran, near.ran, failing.settled, ran)),
-        "p50_s": round(statistics.median(ours), 3),
-        "oracle_p50_s": round(statistics.median(best_s), 3),
-        "p95_s": round(_p95(ours), 3),
-        "oracle_p95_s": round(_p95(best_s), 3),
-        "p95_over_oracle": round(_p95(ours) / _p95(best_s), 3),
-        "utilisation": round(sum(each.held_s for each in at_best) / _slot_seconds(engines, given), 3),
-        "retries_share": round((attempts - len(ran.views)) / attempts, 4),
-        "uneven": round(spread.uneven, 3),
-        "uneven_with_affinity": round(near.uneven, 3),
-        "uneven_calls": round(spread.uneven_calls, 3),
-        "uneven_calls_with_affinity": round(near.uneven_calls, 3),
-        "hit_rate": round(near.hit_rate, 3),
-        "random_hit_rate": round(spread.hit_rate, 3),
-        "hit_rate_over_random": round(near.hit_rate / max(spread.hit_rate, 0.001), 2),
-        "hits_of_best": round(near.hit_rate / _best_hit_rate(given.traffic, near.ran), 3),
-        "most_waiting": failing.most_waiting,
-    }
-
-
-def _slot_seconds(engines: Sequence[Engine], given: argparse.Namespace) -> float:
-    """Of all engines, while jobs came and they were of use."""
-    out = sum(outage.until - outage.closed for each in engines for outage in each.outages)
-    every: float = ENGINES * given.seconds
-    return SLOTS * (every - out)
-
-
-def _best_hit_rate(traffic: Traffic, ran: Ran) -> float:
-    """Of prompt tokens, what all of its family share: each has come before."""
-    tokens = sum(len(_prompt(body)) for body in ran.bodies)
-    return len(ran.bodies) * traffic.characters / tokens
+    servers = [each.server(failing.began) for each in engines]
+    return figures(spread, near, failing, servers, given.traffic, seconds=given.seconds)
 
 
 async def _settled(
@@ -308,7 +237,7 @@ async def _settled(
     """From empty caches to what they keep as a rule, with new books."""
     for each in engines:
         await each.become(client, "fresh")
-    ran = await run(place, client, _settling(deployment, given))
+    ran = await run(place, client, settling(deployment, given.traffic, given.faster, seed=given.seed))
     for each in engines:
         await each.begin_books(client)
     return ran
@@ -318,16 +247,11 @@ async def _well(
     place: Stage, client: aiohttp.ClientSession, engines: Sequence[Engine], deployment: str, given: argparse.Namespace
 ) -> Well:
     await _settled(place, client, engines, deployment, given)
-    jobs = _jobs(deployment, given.traffic, given.well, given.rate / 2, seed=given.seed * 1000)
-    ran = await run(place, client, jobs)
+    due = jobs(deployment, given.traffic, given.well, given.rate / 2, seed=given.seed * 1000)
+    ran = await run(place, client, due)
     seen = [await each.calls(client) for each in engines]
     hits = sum(each["prefix_hits"] for each in seen) / max(1, sum(each["prefix_queries"] for each in seen))
-    return Well(ran, _uneven([each["held_s"] for each in seen]), _uneven([each["total"] for each in seen]), hits)
-
-
-def _uneven(each: Sequence[float]) -> float:
-    mean = statistics.fmean(each)
-    return max(abs(one - mean) for one in each) / mean
+    return Well(ran.ended(), [each["held_s"] for each in seen], [each["total"] for each in seen], hits)
 
 
 async def _with_failures(
@@ -344,10 +268,10 @@ async def _with_failures(
         *(_restarted(engines[number], client, seconds * at) for number, at in zip(RESTARTED, (0.6, 0.8), strict=True)),
     ]
     failing = [asyncio.create_task(act) for act in acts]
-    ran = await run(place, client, _jobs("chat", given.traffic, seconds, given.rate, seed=given.seed * 1000 + 1))
+    ran = await run(place, client, jobs("chat", given.traffic, seconds, given.rate, seed=given.seed * 1000 + 1))
     await asyncio.gather(*failing)
     waiting = [(await each.calls(client))["most_waiting"] for each in engines]
-    return Failing(settled, ran, max(waiting))
+    return Failing(settled.began, settled.ended(), ran.ended(), max(waiting))
 
 
 async def _lying(engine: Engine, client: aiohttp.ClientSession, after: float, until: float) -> None:
@@ -409,58 +333,6 @@ async def run(
     return Ran(began, [body for _, body in jobs], [view for view in views if view is not None])
 
 
-def _jobs(deployment: str, traffic: Traffic, seconds: float, rate: float, *, seed: int) -> list[Due]:
-    """When each comes, and its body. The same seed, the same jobs."""
-    draw, (median, sigma, most) = random.Random(seed), traffic.answer
-    found: list[Due] = []
-    at = 0.0
-    while (at := at + draw.expovariate(rate)) < seconds:
-        family, number = draw.randrange(traffic.families), len(found)
-        messages = _messages(traffic, family, f"Job {seed}-{number}. ", draw)
-        output = min(most, max(4, round(draw.lognormvariate(math.log(median), sigma))))
-        found.append((at, {"model": deployment, "messages": messages, "max_tokens": output}))
-    return found
-
-
-def _settling(deployment: str, given: argparse.Namespace) -> list[Due]:
-    """Each family some times, in an order drawn anew each time."""
-    traffic, draw = given.traffic, random.Random(given.seed)
-    rate = SETTLING_USE * (ENGINES - 1) * PREFILL * given.faster / (traffic.characters / CHARACTERS + OWN)
-    found: list[Due] = []
-    at = 0.0
-    for family in [each for _ in range(SETTLING) for each in draw.sample(range(traffic.families), traffic.families)]:
-        at += draw.expovariate(rate)
-        messages = _messages(traffic, family, f"Before {len(found)}. ", draw)
-        found.append((at, {"model": deployment, "messages": messages, "max_tokens": SHORT}))
-    return found
-
-
-def _messages(traffic: Traffic, family: int, own: str, draw: random.Random) -> list[dict[str, str]]:
-    asked = min(8000, round(draw.lognormvariate(6.6, 0.9)))  # characters: 735 in the middle
-    return [
-        {"role": "system", "content": traffic.beginning(family)},
-        {"role": "user", "content": _text(own, asked)},
-    ]
-
-
-def _text(beginning: str, characters: int) -> str:
-    return (beginning * 5 + FILLER * (characters // len(FILLER) + 1))[:characters]
-
-
-def _prompt(body: dict[str, Any]) -> str:
-    return "\n".join(each["content"] for each in body["messages"])
-
-
-def _blocks(prompt: str) -> list[object]:
-    """Its blocks, each named by all of the prompt up to its end."""
-    size = BLOCK * CHARACTERS
-    return [hash(prompt[: start + size]) for start in range(0, len(prompt) - size + 1, size)]
-
-
-def _p95(seconds: Sequence[float]) -> float:
-    return statistics.quantiles(seconds, n=20)[-1]
-
-
 @asynccontextmanager
 async def _gateway(given: argparse.Namespace, folder: Path) -> AsyncGenerator[tuple[Stage, aiohttp.ClientSession]]:
     async with stage(log=given.log, changed=_settings(folder)) as place, crew(place) as ours:
@@ -492,9 +364,10 @@ def _settings(folder: Path) -> dict[str, object]:
     }
 
 
-def _arguments() -> argparse.Namespace:
+def arguments(program: str, description: str | None) -> argparse.Namespace:
+    """What the drill is to be."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.fleet", description=__doc__.splitlines()[0] if __doc__ else ""
+        prog=f"python -m {program}", description=description.splitlines()[0] if description else ""
     )
     parser.add_argument("--traffic", choices=tuple(TRAFFIC), default="chat")
     parser.add_argument("--seconds", type=float, default=90.0, help="how long jobs come while engines fail")
@@ -511,7 +384,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--log", choices=("kafka", "streams"), default="streams")
     given = parser.parse_args()
-    traffic = TRAFFIC[given.traffic]
+    given.name, traffic = given.traffic, TRAFFIC[given.traffic]
     given.traffic = replace(traffic, families=given.families or traffic.families)
     given.rate = given.rate or traffic.rate * given.faster
     given.well = given.well or 3 * given.seconds

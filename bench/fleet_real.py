@@ -37,7 +37,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.crew import crew
-from bench.fleet import Due, Ran, run
+from bench.fleet import Ran, run
+from bench.fleet_jobs import Due
 from bench.jobs import FILLER
 from bench.servers import LIMITS, TENANT, Stage, stage
 from policies.pricing import Meter

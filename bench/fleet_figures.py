@@ -1,0 +1,95 @@
+"""What the fleet drill says, out of what became of its jobs."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.fleet_jobs import ENGINES, SLOTS, Traffic, blocks_of, prompt_of
+from bench.fleet_oracle import Server, Work, served
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job: when it came (a moment), its seconds until it was done (None: it was lost), and its attempts."""
+
+    at: float
+    body: dict[str, Any]
+    seconds: float | None
+    attempts: int
+
+    def work(self, since: float) -> Work:
+        """As the oracle gets it, `since` a moment."""
+        return Work(self.at - since, blocks_of(prompt_of(self.body)), self.body["max_tokens"])
+
+
+@dataclass(frozen=True, slots=True)
+class Well:
+    """What came of a phase in which nothing failed: by engine the seconds of slots, and the calls."""
+
+    jobs: Sequence[Ended]
+    held_s: Sequence[float]
+    calls: Sequence[float]
+    hit_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """What came of the phase with failures, and before them, while the caches filled, from `began` on."""
+
+    began: float
+    settled: Sequence[Ended]
+    jobs: Sequence[Ended]
+    most_waiting: float
+
+
+def figures(
+    spread: Well, near: Well, failing: Failing, servers: Sequence[Server], traffic: Traffic, *, seconds: float
+) -> dict[str, float]:
+    """The last line of the drill. `servers` are the oracle's; failures went on for so many seconds."""
+    before, jobs = _in_order(failing.settled), _in_order(failing.jobs)
+    out = sum(outage.until - outage.closed for each in servers for outage in each.outages)
+    at_best = served([each.work(failing.began) for each in before + jobs], servers)[len(before) :]
+    ours = [each.seconds for each in jobs if each.seconds is not None]
+    best_s = [each.seconds for each in at_best]
+    attempts = sum(each.attempts for each in jobs)
+    every = [*spread.jobs, *near.jobs, *before, *jobs]
+    return {
+        "jobs": len(spread.jobs) + len(near.jobs) + len(jobs),
+        "lost": sum(each.seconds is None for each in every),
+        "p50_s": round(statistics.median(ours), 3),
+        "oracle_p50_s": round(statistics.median(best_s), 3),
+        "p95_s": round(p95(ours), 3),
+        "oracle_p95_s": round(p95(best_s), 3),
+        "p95_over_oracle": round(p95(ours) / p95(best_s), 3),
+        "utilisation": round(sum(each.held_s for each in at_best) / (SLOTS * (ENGINES * seconds - out)), 3),
+        "retries_share": round((attempts - len(jobs)) / attempts, 4),
+        "uneven": round(_uneven(spread.held_s), 3),
+        "uneven_with_affinity": round(_uneven(near.held_s), 3),
+        "uneven_calls": round(_uneven(spread.calls), 3),
+        "uneven_calls_with_affinity": round(_uneven(near.calls), 3),
+        "hit_rate": round(near.hit_rate, 3),
+        "random_hit_rate": round(spread.hit_rate, 3),
+        "hit_rate_over_random": round(near.hit_rate / max(spread.hit_rate, 0.001), 2),
+        "hits_of_best": round(near.hit_rate / _best_hit_rate(traffic, near.jobs), 3),
+        "most_waiting": failing.most_waiting,
+    }
+
+
+def p95(seconds: Sequence[float]) -> float:
+    """The 95th percentile."""
+    return statistics.quantiles(seconds, n=20)[-1]
+
+
+def _in_order(jobs: Sequence[Ended]) -> list[Ended]:
+    return sorted(jobs, key=lambda each: each.at)
+
+
+def _uneven(each: Sequence[float]) -> float:
+    mean = statistics.fmean(each)
+    return max(abs(one - mean) for one in each) / mean
+
+
+def _best_hit_rate(traffic: Traffic, jobs: Sequence[Ended]) -> float:
+    """Of prompt tokens, what all of its family share: each has come before."""
+    return len(jobs) * traffic.characters / sum(len(prompt_of(each.body)) for each in jobs)
