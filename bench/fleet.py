@@ -364,7 +364,7 @@ def _settings(folder: Path) -> dict[str, object]:
     }
 
 
-def arguments(program: str, description: str | None) -> argparse.Namespace:
+def arguments(program: str, description: str | None, words: Sequence[str] | None = None) -> argparse.Namespace:
     """What the drill is to be."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {program}", description=description.splitlines()[0] if description else ""
@@ -383,7 +383,7 @@ def arguments(program: str, description: str | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="which jobs come, and when")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--log", choices=("kafka", "streams"), default="streams")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     given.name, traffic = given.traffic, TRAFFIC[given.traffic]
     given.traffic = replace(traffic, families=given.families or traffic.families)
     given.rate = given.rate or traffic.rate * given.faster

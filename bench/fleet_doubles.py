@@ -102,7 +102,7 @@ class Engine:
     speed: float
     outages: list[Outage] = field(default_factory=list)
     lives: engine_double.Engine | None = None
-    _calls: set["asyncio.Task[int]"] = field(default_factory=set)
+    _calls: dict["asyncio.Task[int]", None] = field(default_factory=dict)  # in their order
 
     @property
     def name(self) -> str:
@@ -136,7 +136,7 @@ class Engine:
             engine.calls.failed += 1
             raise BackendError(Failure.BACKEND_ERROR, "CUDA error", code="server_error")
         call = asyncio.ensure_future(_answered(engine, body, so_far, began))
-        self._calls.add(call)
+        self._calls[call] = None
         try:
             cached = await call
         except asyncio.CancelledError:
@@ -144,7 +144,7 @@ class Engine:
                 raise
             raise BackendError(Failure.CUT, "the answer broke off", code="incomplete_answer") from None
         finally:
-            self._calls.discard(call)
+            self._calls.pop(call)
         engine.calls.answered += 1
         prompt = len(prompt_of(body)) // engine_double.CHARACTERS
         so_far.usage = Usage(input=prompt - cached, cache_read=cached, output=body["max_tokens"])

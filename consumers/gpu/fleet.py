@@ -123,7 +123,7 @@ class Replicas:
         member, is_home = found
         self._usual.add(0.0, job.estimate.tokens)
         member.ours += 1
-        member.given += 1
+        member.gets(self._clock())
         member.computes[id] = job.estimate.input_tokens * (1 - CACHED if is_home else 1.0)
         self._held[id] = place = Place(member, id, 0.0 if is_home else sum(member.computes.values()))
         return place
@@ -287,7 +287,9 @@ class Replicas:
         most, load = self.cap(member), member.load + promised
         if member.is_full or (member.facts.waiting or 0) > self._fleet.queue:
             load = max(load, most)
-        return Candidate(member.replica.name, load, most, member.given, speed, sum(member.computes.values()))
+        return Candidate(
+            member.replica.name, load, most, member.given(self._clock()), speed, sum(member.computes.values())
+        )
 
     def _last_resort(self) -> list[Member]:
         """The last replica is never ejected: of those that are, the one whose time is over first."""

@@ -1,5 +1,6 @@
 """One replica as a worker knows it, and a call's place on it."""
 
+import math
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -7,11 +8,12 @@ from consumers.gpu.discovery import Replica
 from consumers.gpu.engines import UNKNOWN, Bounds, Facts
 from consumers.gpu.health import Health, State
 from consumers.gpu.replicas import FULL, Learned, cap
-from consumers.gpu.speeds import Shown
+from consumers.gpu.speeds import USUAL, Shown
 from policies.fleets import Engine, Fleet
 from policies.machine_time import Phase
 
 UNBOUNDED = Bounds()
+LATELY_S = 60.0
 
 
 @dataclass(slots=True)
@@ -26,7 +28,6 @@ class Member:
     everyone: int = 0
     ours: int = 0
     asked: int = 0  # calls that are about to be there
-    given: int = 0  # calls that it ever got from here
     foreign: int = 0  # calls there that are not from us
     learned: Learned | None = None
     tokens_per_s: float | None = None
@@ -34,6 +35,7 @@ class Member:
     computes: dict[str, float] = field(default_factory=dict)  # tokens of our calls' prompts, until they are answered
     is_listed: bool = True
     congested: int | None = None  # with so many calls, since it was last told to the others
+    _given: tuple[float, float] = (0.0, 0.0)
     _extra: int = 0
     _generated: tuple[float, float] | None = None
 
@@ -85,6 +87,15 @@ class Member:
         if self.health.state is State.WARMING:
             return Phase.WARM_UP
         return Phase.UP if self.is_listed and not self.replica.drains else Phase.COOL_DOWN
+
+    def gets(self, now: float) -> None:
+        """A call from here."""
+        self._given = self.given(now) + (self.shown.call_s or USUAL.call_s), now
+
+    def given(self, now: float) -> float:
+        """Seconds that the calls which it got from here take; what was `LATELY_S` ago counts a third."""
+        seconds, at = self._given
+        return seconds * math.exp(-max(0.0, now - at) / LATELY_S)
 
     def told(self, facts: Facts, now: float) -> None:
         """What its metrics say now. Calls of others count once two looks in a row have shown them: ours come and go."""

@@ -36,14 +36,14 @@ UNKNOWN = Work()
 class Candidate:
     """A replica that may be called. `load`: calls that are there, of whoever; `cap`: how many there may be.
 
-    `computing`: tokens of prompts that are being computed there. Of two that are as good the one that was `given` less
-    gets the next one.
+    `computing`: tokens of prompts that are being computed there. `given`: seconds of calls that it got lately; of two
+    that are as good the one with less gets the next one.
     """
 
     name: str
     load: int
     cap: int
-    given: int = 0
+    given: float = 0.0
     speed: Speed = USUAL
     computing: float = 0.0
 
@@ -124,7 +124,7 @@ def ranked(
     most = math.ceil(OVERLOADED * (sum(each.load for each in candidates) + 1) / len(candidates))
     again_s = PRICE * median_low(each.speed.prompt_s for each in candidates) * work.prompt * CACHED
 
-    def cost(each: Candidate) -> tuple[float, int]:
+    def cost(each: Candidate) -> tuple[float, float]:
         ahead = beginning.ahead.get(each.name, 0)
         if each.name in homes:
             return each.seconds(work, most=most, cached=CACHED, ahead=ahead), each.given
@@ -167,12 +167,15 @@ def raised(learned: Learned | None, *, in_flight: int, ceiling: int, now: float)
 
 
 def _named(wanted: Sequence[Candidate], work: Work, digest: bytes) -> Candidate:
-    """The better of the first two in an order of the beginning's own: always the same two, whoever asks."""
+    """The better of the first two in an order of the beginning's own: always the same two, whoever asks.
+
+    It will have the beginning for long, so that what it was given lately counts as well as what it does now.
+    """
 
     def rank(each: Candidate) -> bytes:
         return blake2b(each.name.encode() + b"\0" + digest, digest_size=8).digest()
 
-    return min(sorted(wanted, key=rank, reverse=True)[:2], key=lambda each: _use(each, work))
+    return min(sorted(wanted, key=rank, reverse=True)[:2], key=lambda each: each.given + each.seconds(work))
 
 
 def _better(wanted: Sequence[Candidate], work: Work, rolls: tuple[float, float]) -> Candidate:
@@ -185,5 +188,5 @@ def _with_others(chosen: Candidate, wanted: Sequence[Candidate], work: Work) -> 
     return [chosen, *sorted((each for each in wanted if each is not chosen), key=lambda each: _use(each, work))]
 
 
-def _use(candidate: Candidate, work: Work) -> tuple[float, int]:
+def _use(candidate: Candidate, work: Work) -> tuple[float, float]:
     return candidate.seconds(work), candidate.given

@@ -185,6 +185,16 @@ def test_a_beginning_is_computed_on_one_of_the_same_two_replicas_whoever_asks(
     assert len(first) <= 2
 
 
+def test_a_new_beginning_goes_to_the_one_of_its_two_that_was_given_less_lately() -> None:
+    each = [Candidate(name, 2, 30) for name in "abcdef"]
+    for number in range(20):
+        beginning = Beginning(bytes([number] * 8))
+        first = ranked(each, beginning=beginning, rolls=(0.0, 0.0))[0]
+
+        given_more = [replace(one, given=600.0) if one is first else one for one in each]
+        assert ranked(given_more, beginning=beginning, rolls=(0.0, 0.0))[0].name != first.name
+
+
 def test_equals_get_equal_shares() -> None:
     loads = Counter({name: 0 for name in "abcdef"})
     for number in range(600):
