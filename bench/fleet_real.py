@@ -187,7 +187,7 @@ async def _gateway(
         "tier": "light",
         "window": 2048,
         "price": free,
-        "timeouts": {"first_token_s": 600, "read_s": 600, "total_s": 900},  # a busy machine is not a full server
+        "timeouts": {"first_token_s": 250, "read_s": 280, "total_s": 300},  # a busy machine is not a full server
     }
     tenant = {"limits": dict(LIMITS), "max_unfinished": 100_000, "max_in_class": 100_000}
     changed: dict[str, object] = {
