@@ -263,9 +263,9 @@ class HeldOf:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A reservation, by its key in Redis; or what was counted without one, where it went with a lost board."""
+    """A reservation; or what was counted without one, where it went with a lost board."""
 
-    name: str
+    slot: str
     rid: str
     is_reserved: bool
     parts: tuple[HeldOf, ...]
@@ -395,12 +395,8 @@ class Quotas:
                 for name in names:
                     fields = cast("dict[bytes, bytes]", await unless_away(redis.hgetall(name)))
                     parts = [_held_of(key.decode(), value.decode().split()) for key, value in fields.items()]
-                    rid = name.decode().partition(f":{kind}:")[2]
-                    yield Held(name.decode(), rid, kind == RESERVED, tuple(each for each in parts if each is not None))
-
-    async def forget(self, held: Held) -> None:
-        """Rebuild: what was reserved there is over, and has been counted otherwise."""
-        await unless_away(self._scripts.redis.delete(held.name))
+                    slot, _, rid = name.decode().partition(f":quota:{kind}:")
+                    yield Held(slot, rid, kind == RESERVED, tuple(each for each in parts if each is not None))
 
     async def watch(self, scope: Scope) -> None:
         """Every few seconds: where nobody asks for long, that nobody did is not for a Redis that stood still."""
@@ -408,12 +404,9 @@ class Quotas:
         if counting:
             await self._scripts.run(self._watch, counting, [])
 
-    async def restore(
-        self, key: str, *, month: str, nanodollars: int, day: int, tokens: int, exactly: bool = False
-    ) -> None:
+    async def restore(self, key: str, *, month: str, nanodollars: int, day: int, tokens: int) -> None:
         """Rebuild: the part of that key has used so much in that month, and on that day since the epoch, at least."""
-        arguments: list[Value] = [month, nanodollars, day, tokens, int(exactly)]
-        await self._scripts.run(self._restore, [key], arguments, durable=True)
+        await self._scripts.run(self._restore, [key], [month, nanodollars, day, tokens], durable=True)
 
     @staticmethod
     def settle_arguments(scope: Scope, rid: str, *, tokens: int, usd: Decimal | None) -> tuple[list[str], list[Value]]:

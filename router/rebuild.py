@@ -69,7 +69,7 @@ class Rebuild:
             elif (bill := billed(delivery.record)) is not None and not sums.is_repeat(bill.id):
                 sums.machines.add(bill)
         await self._add_held(sums, is_lost=is_lost)
-        await self._write(sums, is_lost=is_lost)
+        await self._write(sums)
         await self.board.begin_epoch(str(ULID()), only_first=False)
         return done
 
@@ -90,19 +90,13 @@ class Rebuild:
                 for part in held.parts:
                     sums.used.add_held(part)
             elif is_lost and held.is_reserved:
-                await self.quotas.forget(held)
+                await self.quotas.release(held.slot, held.rid)
 
-    async def _write(self, sums: "_Sums", *, is_lost: bool) -> None:
-        """On a board that is whole, or is so by now through another rebuild, what is more already stays."""
-        used, exactly = sums.used, is_lost and await self.board.epoch() is None
+    async def _write(self, sums: "_Sums") -> None:
+        used = sums.used
         for part in used.parts():
             await self.quotas.restore(
-                part.key,
-                month=used.month,
-                nanodollars=part.nanodollars,
-                day=used.day,
-                tokens=part.tokens,
-                exactly=exactly,
+                part.key, month=used.month, nanodollars=part.nanodollars, day=used.day, tokens=part.tokens
             )
         for (tenant, day), rows in sums.days.items():
             left = timedelta(days=DAYS_KEPT) - (_day(used.now) - day)
