@@ -19,6 +19,7 @@ from tools.kafka.broker import HOST
 
 KEY = re.compile(r"pm-[\w-]{40,}")  # every API key that is drawn, by us or by a test
 SPOKEN = {"content", "text", "input", "instructions", "prompt"}  # where a body has what somebody says
+ERROR = re.compile(r"^(?:error|problem)\n(.*)$", re.MULTILINE)  # of a job, as `stored` has it
 PLAIN = re.compile(r"[ -!#-\[\]-~]*")  # JSON has it as it is
 LEAST_WORDS, SHORTEST = 3, 10  # less may stand anywhere
 LONGEST = 80  # characters of a text that are looked for
@@ -32,12 +33,13 @@ async def leaks(
     """Where there is something that must not be there, without what it is.
 
     Texts of prompts and answers are taken from bodies on the log and results on the board, and must be in nothing
-    that processes print, no metric, no header on the log and no name of a key in Redis. API keys and `secrets` must
-    neither be there nor in the values.
+    that processes print, no metric, no job's error, no header on the log and no name of a key in Redis. API keys and
+    `secrets` must neither be there nor in the values.
     """
     shown = printed(outputs) | await asyncio.to_thread(metrics, urls)
     kept = {f"the value of {name}": value async for name, value in stored(redis)}
     shown["names in Redis"] = "\n".join(kept)
+    shown["errors of jobs"] = "\n".join(itertools.chain.from_iterable(map(ERROR.findall, kept.values())))
     for topic in await log.topics():
         records = [delivery.record async for delivery in log.read(topic)]
         kept[f"values of {topic}"] = "\n".join(each.value.decode("utf-8", "replace") for each in records)

@@ -199,15 +199,17 @@ async def test_what_should_not_be_there_is_found_wherever_it_is(up: tuple[Points
     output.write_text(f"it was asked: The words to look for\nby {ours.key}\n", encoding="utf-8")
     async with Redis(unix_socket_path=str(ours.data / "valkey" / "valkey.sock")) as redis:
         await redis.set("The words to look for", ours.key)
+        await redis.hset("some job", "error", "of The words to look for")
         event = await redis.xadd("log:jobs.events", {b"v": ours.key, b"h:note": b"The words to look for"})
 
         found = await contents.leaks(redis, StreamsLog(redis), outputs=[output], urls=[process.url])
 
-        await redis.delete("The words to look for")
+        await redis.delete("The words to look for", "some job")
         await redis.xdel("log:jobs.events", event)
     assert set(found) == {
         "a text in what some.log has",
         "a text in names in Redis",
+        "a text in errors of jobs",
         "a text in headers of jobs.events",
         "a key in what some.log has",
         "a key in the value of The words to look for",
