@@ -122,10 +122,8 @@ class Concluding:
         await means.until_it_works(lambda: means.outbox.publish(job.tenant, [closed.charge]))
 
     async def close_late(self, usage: Usage) -> None:
-        """The same, as the job is another's by now."""
-        with suppress(
-            BoardUnavailableError
-        ):  # that may be because the board was set back, which nobody has noticed yet
+        """The same, of a job that is another's by now, perhaps as the board was set back and nobody has noticed yet."""
+        with suppress(BoardUnavailableError):
             await self.means.epoch.look()
         await self.close(self.attempted(usage, "late"))
 
