@@ -115,10 +115,9 @@ def _opened(
     opened, run = context.obj
     settings: Settings = opened(config, data)
     if tenant is not None and tenant not in settings.tenants:
-        raise typer.BadParameter(
-            f"there is no tenant {tenant!r} in these settings, only {', '.join(sorted(settings.tenants))}",
-            param_hint="--tenant",
-        )
+        known = ", ".join(sorted(settings.tenants))
+        err.print(f"there is no tenant {tenant!r} in these settings, only {known}", markup=False)
+        raise typer.Exit(1)
     return settings, run
 
 

@@ -100,12 +100,14 @@ async def test_an_operator_sees_what_was_given_up_and_sends_it_again(tmp_path: P
             await receiver.got(1, within=20)
 
             listed = await asyncio.to_thread(ours.command, "webhooks", "list", "--json", "--data", str(ours.data))
+            wrong = await asyncio.to_thread(ours.refused, "webhooks", "list", "--tenant", "x", "--data", str(ours.data))
             sent = await asyncio.to_thread(ours.command, "webhooks", "resend", "--data", str(ours.data))
             await receiver.got(2, within=20)
 
             [dead] = map(json.loads, listed.splitlines())
             assert (dead["state"], dead["seen"], dead["attempts"]) == ("dead", "410", 1)
             assert "s3cret" not in listed
+            assert "there is no tenant 'x' in these settings, only " in wrong
             assert sent.strip() == "resend: 1"
             log = process.output.read_text(encoding="utf-8", errors="replace")
             assert "webhook_dead" in log
