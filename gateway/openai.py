@@ -211,8 +211,9 @@ def _check_sampling(values: Values) -> None:
             if type(weight) not in (int, float):
                 raise wrong_type("logit_bias", "an object of numbers", weight)
     if (stop := values.get("stop")) is not None and type(stop) is not str:
-        stops = an_array(stop, "stop")
-        if len(stops) > MAX_STOPS or any(type(text) is not str for text in stops):
+        if type(stop) is not list:
+            raise wrong_type("stop", "a string or an array of strings", stop)
+        if len(stop) > MAX_STOPS or any(type(text) is not str for text in stop):
             raise invalid("stop", f"expected a string or an array of at most {MAX_STOPS} strings")
     if (wanted := values.get("response_format")) is not None:
         shape = an_object(wanted, "response_format")
