@@ -18,7 +18,7 @@ from consumers.gpu.homes import Homes
 from consumers.gpu.machine_bills import MachineBills
 from consumers.gpu.members import Member, Place
 from consumers.gpu.places import Ended, Places, Taken
-from consumers.gpu.replicas import CACHED, UNKNOWN, Candidate, Work, cap, ranked
+from consumers.gpu.replicas import UNKNOWN, Candidate, Work, cap, ranked
 from consumers.gpu.speeds import Speed, speeds
 from policies.concurrency import Usual
 from policies.deployments import Deployment
@@ -120,12 +120,12 @@ class Replicas:
         found = await self._found(job, id)
         if found is None:
             return None
-        member, is_home = found
+        member, cached = found
         self._usual.add(0.0, job.estimate.tokens)
         member.ours += 1
         member.gets(self._clock())
-        member.computes[id] = job.estimate.input_tokens * (1 - CACHED if is_home else 1.0)
-        self._held[id] = place = Place(member, id, 0.0 if is_home else sum(member.computes.values()))
+        member.computes[id] = job.estimate.input_tokens * (1 - cached)
+        self._held[id] = place = Place(member, id, 0.0 if cached else sum(member.computes.values()))
         return place
 
     def welcomes(self, job: Job) -> bool:
@@ -225,10 +225,10 @@ class Replicas:
             return min(most, max(0, member.everyone - member.ours) + 1)
         return cap(most, share=member.health.share(self._fleet.slow_start_s, self._clock()))
 
-    async def _found(self, job: Job, id: str) -> tuple[Member, bool] | None:
-        """Which replica has a place for it, and whether it has its beginning. Raises `BoardUnavailableError`."""
+    async def _found(self, job: Job, id: str) -> tuple[Member, float] | None:
+        """Which replica has a place for it, and what part of its prompt it has. Raises `BoardUnavailableError`."""
         for _ in range(HOMES_TOLD):
-            _, homes = self._homes.known(job)
+            beginning = self._homes.beginning(job)
             wanted = self._ranked(job)[:ASKED]
             if not wanted:
                 return None
@@ -236,7 +236,8 @@ class Replicas:
             taken = await self._offered(job, id, wanted, members)
             if not self._homes.told(job, taken.homes) or taken.index is not None:
                 member = None if taken.index is None else members[taken.index]
-                return None if member is None else (member, member.replica.name in homes)
+                is_home = member is not None and beginning is not None and member.replica.name in beginning.homes
+                return None if member is None else (member, beginning.cached if is_home and beginning else 0.0)
         return None
 
     def _ranked(self, job: Job) -> Sequence[Candidate]:

@@ -78,16 +78,32 @@ def prefix_of(body: bytes) -> bytes | None:
     return prefix if len(prefix) >= LEAST_PREFIX else None
 
 
+def instructions_of(body: bytes) -> tuple[bytes, float] | None:
+    """What stands before the first question, up to `PREFIX_BYTES`, and what part of the body all of that is.
+
+    Other conversations have it as well. None when it is too short to matter.
+    """
+    start = body.find(b'"messages"')
+    asked = body.find(b'"user"', start)
+    end = body.rfind(b"{", start, asked) if start >= 0 and asked >= 0 else -1
+    return (
+        (body[start : min(end, start + PREFIX_BYTES)], (end - start) / len(body))
+        if end - start >= LEAST_PREFIX
+        else None
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """How a job's prompt begins: a digest of that, and the replicas (`homes`) that have computed it not long ago.
 
     The job has `waited` so many seconds for one of these, and may wait for `at_most`; so many that began to wait before
-    it are `ahead` of it at each replica.
+    it are `ahead` of it at each replica. `cached` is the part of its prompt that a home need not compute.
     """
 
     digest: bytes
     homes: Collection[str] = ()
+    cached: float = CACHED
     ahead: Mapping[str, int] = field(default_factory=dict)
     waited: float = 0.0
     at_most: float = LONGEST_S
@@ -122,12 +138,12 @@ def ranked(
     if not homes:
         return _with_others(_named(wanted, work, beginning.digest), wanted, work)
     most = math.ceil(OVERLOADED * (sum(each.load for each in candidates) + 1) / len(candidates))
-    again_s = PRICE * median_low(each.speed.prompt_s for each in candidates) * work.prompt * CACHED
+    again_s = PRICE * median_low(each.speed.prompt_s for each in candidates) * work.prompt * beginning.cached
 
     def cost(each: Candidate) -> tuple[float, float]:
         ahead = beginning.ahead.get(each.name, 0)
         if each.name in homes:
-            return each.seconds(work, most=most, cached=CACHED, ahead=ahead), each.given
+            return each.seconds(work, most=most, cached=beginning.cached, ahead=ahead), each.given
         return each.seconds(work, ahead=ahead) + again_s, each.given
 
     best = min((each for each in candidates if each.name in homes or each in wanted), key=cost)

@@ -1,6 +1,9 @@
 """Where the beginnings of prompts were computed, and who waits for these replicas."""
 
+import json
+
 from consumers.gpu.homes import ASKED_AGAIN_S, Homes
+from consumers.gpu.replicas import CACHED
 from router.job import Job
 from tests.builders import a_body, a_job
 
@@ -59,3 +62,39 @@ def test_a_job_that_is_too_short_to_have_a_beginning_waits_for_nobody() -> None:
     assert homes.beginning(job) is None
     homes.waits(job)
     assert ahead(homes, a_long_job("the harbour")) == {}
+
+
+def test_a_question_after_instructions_that_others_gave_as_well_goes_where_these_were_computed() -> None:
+    homes = Homes(Clock())
+    instructions = {"role": "system", "content": "You are terse. " * 60}
+
+    def asked(question: str) -> Job:
+        messages = [instructions, {"role": "user", "content": question}]
+        return a_job(body=json.dumps({"model": "auto", "messages": messages}).encode())
+
+    first, other, again = asked("What is a pointsman?"), asked("And a signal?"), asked("What is a pointsman?")
+    before = homes.beginning(first)
+    assert before is not None and not before.homes
+    homes.told(first, ["one"])
+
+    found, same = homes.beginning(other), homes.beginning(again)
+    assert found is not None and list(found.homes) == ["one"]
+    assert found.digest == before.digest, "whoever has these instructions names the same two replicas"
+    assert 0.5 < found.cached <= CACHED
+    assert same is not None and list(same.homes) == ["one"]
+
+
+def test_instructions_that_are_little_of_a_prompt_save_little() -> None:
+    homes = Homes(Clock())
+    instructions = {"role": "system", "content": "You are terse. " * 30}
+
+    def asked(question: str) -> Job:
+        messages = [instructions, {"role": "user", "content": question * 500}]
+        return a_job(body=json.dumps({"model": "auto", "messages": messages}).encode())
+
+    first, other = asked("What is it? "), asked("Why is it? ")
+    homes.beginning(first)
+    homes.told(first, ["one"])
+
+    found = homes.beginning(other)
+    assert found is not None and list(found.homes) == ["one"] and found.cached < 0.1
