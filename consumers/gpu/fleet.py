@@ -123,7 +123,7 @@ class Replicas:
         member, cached = found
         self._usual.add(0.0, job.estimate.tokens)
         member.ours += 1
-        member.gets(self._clock())
+        member.gets(self._clock(), speeds([each.shown for each in (member, *self.members.values())])[0].call_s)
         member.computes[id] = job.estimate.input_tokens * (1 - cached)
         self._held[id] = place = Place(member, id, 0.0 if cached else sum(member.computes.values()))
         return place

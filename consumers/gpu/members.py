@@ -8,7 +8,7 @@ from consumers.gpu.discovery import Replica
 from consumers.gpu.engines import UNKNOWN, Bounds, Facts
 from consumers.gpu.health import Health, State
 from consumers.gpu.replicas import FULL, Learned, cap
-from consumers.gpu.speeds import USUAL, Shown
+from consumers.gpu.speeds import Shown
 from policies.fleets import Engine, Fleet
 from policies.machine_time import Phase
 
@@ -88,9 +88,9 @@ class Member:
             return Phase.WARM_UP
         return Phase.UP if self.is_listed and not self.replica.drains else Phase.COOL_DOWN
 
-    def gets(self, now: float) -> None:
-        """A call from here."""
-        self._given = self.given(now) + (self.shown.call_s or USUAL.call_s), now
+    def gets(self, now: float, seconds: float) -> None:
+        """A call from here, which takes so long as a rule."""
+        self._given = self.given(now) + seconds, now
 
     def given(self, now: float) -> float:
         """Seconds that the calls which it got from here take; what was `LATELY_S` ago counts a third."""

@@ -4,7 +4,6 @@ from consumers.gpu.discovery import Replica
 from consumers.gpu.engines import Facts
 from consumers.gpu.members import LATELY_S, Member
 from consumers.gpu.replicas import LEARN_S, Learned, lowered
-from consumers.gpu.speeds import USUAL
 
 
 def too_many(member: Member) -> int | None:
@@ -28,16 +27,13 @@ def test_calls_that_fill_a_cache_lower_the_cap_and_again_only_once_they_have_com
     assert too_many(member) is None
 
 
-def test_what_a_replica_was_given_fades_and_a_slow_ones_calls_count_for_longer() -> None:
-    quick, slow = (Member(Replica(name, f"http://{name}")) for name in ("quick", "slow"))
-    slow.shown.answered(seconds=4 * USUAL.call_s, first_s=1.0, prompt=0, answer=10)
-    for member in (quick, slow):
-        member.gets(10.0)
-        member.gets(10.0)
+def test_what_a_replica_was_given_fades() -> None:
+    member = Member(Replica("gpu-1:8000", "http://gpu-1:8000"))
+    member.gets(10.0, 5.0)
+    member.gets(10.0, 7.0)
 
-    assert quick.given(10.0) == 2 * USUAL.call_s
-    assert slow.given(10.0) == 4 * quick.given(10.0)
-    assert 0 < quick.given(10.0 + LATELY_S) < quick.given(10.0) / 2
+    assert member.given(10.0) == 12.0
+    assert 0 < member.given(10.0 + LATELY_S) < 6.0
 
 
 def test_a_cache_that_is_not_told_about_lowers_nothing() -> None:
