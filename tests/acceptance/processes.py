@@ -166,10 +166,11 @@ class Pointsman:
     def end(self) -> None:
         """Let everything end, the hard way where it does not by itself."""
         for process in self.processes:
-            if process.name == "up" and process.popen.poll() is None:
-                self.children(process)
+            if process.name == "up":
                 with suppress(FileNotFoundError):
-                    self.valkey_pid()
+                    self.valkey_pid()  # it outlives one that died
+                if process.popen.poll() is None:
+                    self.children(process)
             with suppress(ProcessLookupError):
                 process.popen.terminate()
         for process in self.processes:
@@ -183,7 +184,9 @@ class Pointsman:
 
     def _is_ours(self, pid: int) -> bool:
         """Whether this id still is a process on our folder, and not somebody else's by now."""
-        shown = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        shown = subprocess.run(
+            ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
         return str(self.folder) in shown.stdout
 
     def _start(self, name: str, port: int, *arguments: str, **environ: str) -> Process:
