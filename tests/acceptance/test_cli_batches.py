@@ -70,7 +70,7 @@ def ids(path: Path) -> list[str]:
 
 
 def test_submit_goes_on_after_ctrl_c_with_the_same_batch(up: tuple[Pointsman, Process], tmp_path: Path) -> None:
-    file = an_input(tmp_path / "in.jsonl", 120, "wait:0.4")
+    file = an_input(tmp_path / "in.jsonl", 120, "wait:0.8")  # twelve seconds, however late this reads what is said
     with client(up) as sdk:
         before = {batch.id for batch in sdk.batches.list()}
         with command(up, "submit", str(file)) as running:
@@ -79,7 +79,7 @@ def test_submit_goes_on_after_ctrl_c_with_the_same_batch(up: tuple[Pointsman, Pr
                 assert running.poll() is None
             running.send_signal(signal.SIGINT)
             _, told = running.communicate(timeout=LIMIT_S)
-        assert running.returncode == 130
+        assert running.returncode == 130, told
         assert "takes it up again" in told
 
         out, _ = said(up, "submit", str(file))
