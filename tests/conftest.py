@@ -1,6 +1,7 @@
 """Real servers for tests, started once: `valkey_url`, `kafka_bootstrap`; and what a test opens on them."""
 
 import itertools
+import signal
 from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
 
@@ -18,7 +19,12 @@ from tests.servers import DATABASES, LogPlace, kafka, redis_client, valkey
 
 
 def pytest_configure() -> None:
-    """No example fails for the time that it takes: that is the machine's, and how much else it does."""
+    """No example fails for the time that it takes: that is the machine's, and how much else it does.
+
+    What a shell starts in the background ignores Ctrl-C, and so does all that it starts: commands under test heed it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.settings.register_profile(
         "ours", hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
