@@ -177,7 +177,7 @@ def charge(price: Price | None, usage: Usage, *, job: str, attempt: int, outcome
     price of their own cost what input costs.
     """
     price = None if price is None else price.of(usage)
-    rates = _rates(price, usage)
+    rates = None if price is None else price.served(usage.tier)
     lines = []
     for meter, quantity in _charged(rates, usage).items():
         rate = _rate(rates, meter)
@@ -217,7 +217,7 @@ def cost(price: Price | None, usage: Usage) -> Decimal | None:
     if price is None:
         return None if usage.total else Decimal(0)
     amount = Decimal(0)
-    rates = _rates(price, usage)
+    rates = price.of(usage).served(usage.tier)
     for meter, quantity in _charged(rates, usage).items():
         rate = _rate(rates, meter)
         if rate is None:
@@ -239,10 +239,6 @@ def total(lines: tuple[ChargeLine, ...]) -> Decimal | None:
 def picodollars(usd: Decimal) -> int:
     """Exact for every line: prices have at most six decimals per million tokens."""
     return int(usd.scaleb(12).to_integral_exact())
-
-
-def _rates(price: Price | None, usage: Usage) -> Mapping[Meter, Decimal] | None:
-    return None if price is None else price.of(usage).served(usage.tier)
 
 
 def _charged(rates: Mapping[Meter, Decimal] | None, usage: Usage) -> Mapping[Meter, int]:

@@ -50,9 +50,12 @@ def chosen(ready: deque[Delivery], at_most: int, of: Collection[str] | None) -> 
     """Takes up to `at_most` out of what an adapter has ready, of all topics or of these; the rest keeps its order."""
     if of is None:
         return [ready.popleft() for _ in range(min(at_most, len(ready)))]
-    found = [delivery for delivery in ready if delivery.topic in of][:at_most]
-    for delivery in found:
-        ready.remove(delivery)
+    found: list[Delivery] = []
+    rest: list[Delivery] = []
+    for delivery in ready:
+        (found if delivery.topic in of and len(found) < at_most else rest).append(delivery)
+    ready.clear()
+    ready.extend(rest)
     return found
 
 
