@@ -43,7 +43,8 @@ def valkey() -> Generator[str]:
         yield given.rstrip("/")
         return
     try:
-        server = ValkeyServer(config={"save": "", "appendonly": "no"})
+        [port] = free_ports(1)  # its own choice is the same for all who choose at once
+        server = ValkeyServer(port=port, config={"save": "", "appendonly": "no"})
     except ValkeyBinaryNotFoundError:
         with _valkey_on_the_path() as url:
             yield url
