@@ -13,6 +13,7 @@ from router.rebuild import Rebuild
 log = structlog.get_logger(__name__)
 
 LOOK_S = 1.0
+NOTICED_S = 2.0  # everybody looks every second: by then nobody who lives ends a job on a lost board without knowing
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,9 @@ class Rebuilder:
         while not stop.is_set():
             try:
                 await self.epoch.look()
+                if self.epoch.fault is not None:
+                    await asyncio.sleep(NOTICED_S)
+                    await self.epoch.look()  # another may have been here
                 if self.epoch.fault is not None:
                     log.warning("board_rebuild_began", fault=self.epoch.fault)
                     done = await self.rebuild()

@@ -146,6 +146,11 @@ class Scopes:
             self._of_tenants[name, at, of] = tenant_scope(tenant, deployment=at, key=of)
         return self._of_tenants[name, at, of]
 
+    @property
+    def tenants(self) -> Iterable[str]:
+        """Their names."""
+        return self._tenants
+
     def all(self) -> list[Scope]:
         """Of every tenant, with all its models and keys, and of every deployment."""
         found = list(self._of_deployments.values())
@@ -248,6 +253,18 @@ class Exhausted:
 
 
 Verdict = Granted | Wait | Exhausted
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a part has used: nano-dollars of a month, tokens of a day."""
+
+    nanodollars: int = 0
+    tokens: int = 0
+
+    def plus(self, nanodollars: int, tokens: int) -> "Spent":
+        """And so much more."""
+        return Spent(self.nanodollars + nanodollars, self.tokens + tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,9 +421,21 @@ class Quotas:
         if counting:
             await self._scripts.run(self._watch, counting, [])
 
-    async def restore(self, key: str, *, month: str, nanodollars: int, day: int, tokens: int) -> None:
-        """Rebuild: the part of that key has used so much in that month, and on that day since the epoch, at least."""
-        await self._scripts.run(self._restore, [key], [month, nanodollars, day, tokens], durable=True)
+    async def spent(self, key: str, *, month: str, day: int) -> Spent:
+        """Rebuild: what the board says that the part of that key has used."""
+        redis = self._scripts.redis
+        usd = await unless_away(redis.hget(f"{key}:usd", month))
+        tokens = await unless_away(redis.hget(f"{key}:day", str(day)))
+        return Spent(int(cast("bytes | None", usd) or 0), int(cast("bytes | None", tokens) or 0))
+
+    async def restore(self, key: str, least: Spent, *, month: str, day: int, seen: Spent | None) -> bool:
+        """Rebuild: the part of that key has used so much in that month, and on that day since the epoch, at least.
+
+        False when the board does not say what was `seen` there any more: then nothing is written.
+        """
+        before: list[Value] = ["", ""] if seen is None else [seen.nanodollars, seen.tokens]
+        args: list[Value] = [month, least.nanodollars, day, least.tokens, *before]
+        return bool(await self._scripts.run(self._restore, [key], args, durable=True))
 
     @staticmethod
     def settle_arguments(scope: Scope, rid: str, *, tokens: int, usd: Decimal | None) -> tuple[list[str], list[Value]]:

@@ -15,6 +15,7 @@ from policies.scripts import BoardUnavailableError, Script, Scripts, Value
 from policies.values import dataclass
 from router import compact, envelope, ledger
 from router.job import JSON, Job, JobState, Payload, Queue, Stay
+from router.log import Record
 
 EPOCH = "board:epoch"
 CLOSED_LETTERS = "board:closed-letters"
@@ -260,6 +261,11 @@ class OutboxEntry:
     def is_event(self) -> bool:
         """Whether this is the job's terminal event; otherwise it is an attempt's charge lines."""
         return self.field.endswith(":event")
+
+    @property
+    def record(self) -> Record:
+        """As it goes on the log; an event leaves behind what is private to the outbox."""
+        return Record(self.text.encode(), {"version": "1", "id": self.field, "at-ms": f"{self.at * 1000:.0f}"})
 
 
 @dataclass(frozen=True, slots=True)

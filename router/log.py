@@ -9,6 +9,7 @@ from typing import Protocol
 
 from policies.values import dataclass
 
+Marks = dict[str, str]  # how far somebody has read each partition of a topic; only the log that wrote them can tell
 RECORD_LIMIT = 1_000_000  # bytes of a value and its headers; larger bodies lie in the object store
 
 
@@ -115,10 +116,11 @@ class Log(Protocol):
         """
         ...
 
-    def read(self, topic: str) -> AsyncGenerator[Delivery]:
+    def read(self, topic: str, *, marks: Marks | None = None) -> AsyncGenerator[Delivery]:
         """Every record that is on `topic` now, without a group and without taking anything: oldest first by partition.
 
-        What is appended meanwhile may be missing. Raises `TopicMissingError`, `LogUnavailableError`.
+        What is appended meanwhile may be missing; who reads again with the same `marks`, empty at first, is given just
+        what came since. Raises `TopicMissingError`, `LogUnavailableError`.
         """
         ...
 

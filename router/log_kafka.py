@@ -30,7 +30,7 @@ from aiokafka.errors import (
 from aiokafka.structs import ConsumerRecord
 
 from policies.ending import ended
-from router.log import RECORD_LIMIT, Counts, Delivery, LogUnavailableError, Record, TopicMissingError, chosen
+from router.log import RECORD_LIMIT, Counts, Delivery, LogUnavailableError, Marks, Record, TopicMissingError, chosen
 from router.offsets import Offsets
 from router.topics import kept_s
 
@@ -232,8 +232,9 @@ class KafkaLog:
         finally:
             await subscription.leave()
 
-    async def read(self, topic: str) -> AsyncGenerator[Delivery]:
+    async def read(self, topic: str, *, marks: Marks | None = None) -> AsyncGenerator[Delivery]:
         """With a consumer of its own that joins no group."""
+        marks = {} if marks is None else marks
         partitions = await self._partitions_of(topic)
         consumer = AIOKafkaConsumer(
             **self._clients, auto_offset_reset="earliest", request_timeout_ms=int(REQUEST_S * 1000)
@@ -243,7 +244,10 @@ class KafkaLog:
             consumer.assign(partitions)
             ends = await _answer(consumer.end_offsets(partitions), REQUEST_S)
             begins = await _answer(consumer.beginning_offsets(partitions), REQUEST_S)
-            open_ends = {each: end for each, end in ends.items() if end > begins[each]}
+            starts = {each: max(begin, int(marks.get(f"{each.partition}", 0))) for each, begin in begins.items()}
+            open_ends = {each: end for each, end in ends.items() if end > starts[each]}
+            for each in open_ends:
+                consumer.seek(each, starts[each])
             waited = 0
             while open_ends:
                 batches = await consumer.getmany(*open_ends, timeout_ms=POLL_MS)
@@ -253,6 +257,7 @@ class KafkaLog:
                 for owner, records in batches.items():
                     for record in records:
                         if record.offset < ends[owner]:
+                            marks[f"{owner.partition}"] = f"{record.offset + 1}"
                             yield _delivery(topic, record)
                     if records[-1].offset + 1 >= ends[owner]:
                         del open_ends[owner]

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from policies.ending import ended
 from policies.scripts import Script
-from router.log import RECORD_LIMIT, Counts, Delivery, LogUnavailableError, Record, TopicMissingError, chosen
+from router.log import RECORD_LIMIT, Counts, Delivery, LogUnavailableError, Marks, Record, TopicMissingError, chosen
 
 IDLE_S = 15.0  # a record whose holder was silent for this long is taken over
 ABANDONED_S = 120.0  # a subscription that nobody took from for this long no longer holds its records
@@ -71,19 +71,20 @@ class StreamsLog:
         finally:
             await blocking.aclose()
 
-    async def read(self, topic: str) -> AsyncGenerator[Delivery]:
+    async def read(self, topic: str, *, marks: Marks | None = None) -> AsyncGenerator[Delivery]:
         """A page at a time."""
+        marks = {} if marks is None else marks
         key = self._key(topic)
         await self._length(topic)
         newest = await _answer(self._redis.xrevrange(key, count=1))
-        after = "-"
         while newest:
+            after = f"({marks[topic]}" if topic in marks else "-"
             page = await _answer(self._redis.xrange(key, after, newest[0][0], count=READ_PAGE))
             for position, fields in page:
-                yield Delivery(topic, position.decode(), _record(fields))
+                marks[topic] = position.decode()
+                yield Delivery(topic, marks[topic], _record(fields))
             if len(page) < READ_PAGE:
                 return
-            after = f"({page[-1][0].decode()}"
 
     async def newest(self, topic: str) -> Sequence[Delivery]:
         """One at most."""

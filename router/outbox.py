@@ -54,19 +54,18 @@ class Outbox:
             await self.board.published(tenant, [entry.field for entry in entries])
 
     async def _publish(self, entry: OutboxEntry) -> None:
-        headers = {"version": "1", "id": entry.field, "at-ms": f"{entry.at * 1000:.0f}"}
         if entry.is_event:
-            await self._publish_event(entry, headers)
+            await self._publish_event(entry)
             return
-        await self.log.append(topics.CHARGES, Record(entry.text.encode(), headers))
+        await self.log.append(topics.CHARGES, entry.record)
         attempt = json.loads(entry.text)
         usd = None if attempt["usd"] is None else Decimal(attempt["usd"])
         rid = reservation_id(attempt["job"], attempt["attempt"])
         scope = self._scopes.of_deployment(attempt["deployment"])
         await self.quotas.settle(scope, rid, tokens=scope.counted(ledger.used(attempt["lines"])), usd=usd)
 
-    async def _publish_event(self, entry: OutboxEntry, headers: Mapping[str, str]) -> None:
-        event = json.loads(entry.text)
+    async def _publish_event(self, entry: OutboxEntry) -> None:
+        event, headers = json.loads(entry.text), entry.record.headers
         private = event.pop("private", {})
         reply = Reply(**private["reply"]) if "reply" in private else Reply()
         if reply.correlation_id:

