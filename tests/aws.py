@@ -18,7 +18,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "double", "AWS_SECRET_ACCESS_KEY": "double"}
 
 def controlled(url: str, path: str, given: object = None) -> Any:
     """Set or read the double at that address."""
-    with urllib.request.urlopen(f"{url}/double/{path}", data=json.dumps(given).encode(), timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/double/{path}", data=json.dumps(given).encode(), timeout=30) as answer:
         return json.load(answer)
 
 

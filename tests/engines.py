@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tests.doubles import START_S, started
+from tests.doubles import ANSWER_S, START_S, started
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class EngineDouble:
         return await asyncio.to_thread(self._ask, "/_double/calls", None)
 
     def _ask(self, path: str, body: bytes | None) -> dict[str, int]:
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data=body), timeout=5) as answer:
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data=body), timeout=ANSWER_S) as answer:
             found: dict[str, int] = json.load(answer)
             return found
 

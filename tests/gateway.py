@@ -18,8 +18,7 @@ from gateway.app import create_app
 from gateway.settings import HttpSettings, Settings
 from router import rebuild, topics
 from router.wakeups import Wakeups
-
-PATIENCE_S = 10.0
+from tests.builders import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Gateway:
         return await self.http.post("/v1/chat/completions", json=a_body(text, **fields))
 
     async def job(self, job_id: str) -> dict[str, Any]:
-        answer = await self.http.get(f"/v1/jobs/{job_id}?wait=10")
+        answer = await self.http.get(f"/v1/jobs/{job_id}?wait=30")
         assert answer.status_code == 200
         return dict(answer.json())
 
@@ -71,7 +70,6 @@ async def _running(
     settings = Settings.model_validate(
         {
             "redis": server.url,
-            "board": {"socket_timeout_s": 0.5},
             "data": data,
             "tenants": {"acme": {"aliases": {"small": "light"}}, "other": {"deployments": ["heavy"]}},
             "deployments": {
@@ -107,7 +105,7 @@ async def _running(
                     while len(await core.redis.pubsub_channels()) < 1 + works + 2 * (drives > 0):
                         await asyncio.sleep(0.01)
                 headers = {"authorization": f"Bearer {key.text}"}
-                async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=30) as client:
+                async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
                     yield Gateway(core, server.pid, url, client, key.text, other.text)
             finally:
                 http_server.should_exit = True

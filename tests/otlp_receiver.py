@@ -20,7 +20,7 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
-from tests.doubles import START_S, started
+from tests.doubles import ANSWER_S, START_S, started
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class OtlpReceiver:
 
     def spans(self) -> list[Span]:
         """All that came so far."""
-        with urllib.request.urlopen(f"{self.url}/spans", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.url}/spans", timeout=ANSWER_S) as answer:
             return [Span(**each) for each in json.load(answer)]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from tests.builders import until
+from tests.builders import PATIENCE_S, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Receiver:
         """Where it listens."""
         return f"{scheme}://{host}:{self.port}{path}"
 
-    async def got(self, count: int, *, within: float = 10.0) -> list[Seen]:
+    async def got(self, count: int, *, within: float = PATIENCE_S) -> list[Seen]:
         """The first so many requests, once they are there."""
         await until(lambda: len(self.seen) >= count, within=within)
         return self.seen[:count]

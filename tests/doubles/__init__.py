@@ -15,8 +15,8 @@ from typing import cast
 from urllib.parse import quote
 
 ROOT = Path(__file__).parents[2]
-START_S = 20.0
-AWS_START_S = 60.0  # moto loads every service
+START_S = 60.0  # only so that nothing hangs: several may start at once
+ANSWER_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,12 @@ class OpenAIDouble:
     def heal(self, model: str) -> None:
         """From now on this model does well."""
         request = urllib.request.Request(f"{self.url}/_double/heal?model={quote(model)}", method="POST")
-        with urllib.request.urlopen(request, timeout=5):
+        with urllib.request.urlopen(request, timeout=ANSWER_S):
             return
 
-    async def until(self, condition: Callable[[Calls], bool], *, job: str | None = None, within: float = 5.0) -> Calls:
+    async def until(
+        self, condition: Callable[[Calls], bool], *, job: str | None = None, within: float = ANSWER_S
+    ) -> Calls:
         """What the double saw as soon as the condition is true of it. Raises AssertionError when it never is."""
         deadline = time.monotonic() + within
         while True:
@@ -65,7 +67,7 @@ class OpenAIDouble:
             await asyncio.sleep(0.02)
 
     def _get(self, path: str) -> object:
-        with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=ANSWER_S) as answer:
             return json.load(answer)
 
 
@@ -79,7 +81,7 @@ def openai_double(port: int = 0) -> Iterator[OpenAIDouble]:
 @contextmanager
 def aws_double() -> Iterator[str]:
     """The address of a double of AWS of its own; see `tests/doubles/aws`."""
-    with started([sys.executable, "-m", "tests.doubles.aws"], within=AWS_START_S) as line:
+    with started([sys.executable, "-m", "tests.doubles.aws"], within=START_S) as line:
         yield line.split()[-1]
 
 

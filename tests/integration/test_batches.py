@@ -16,8 +16,8 @@ from openai.types import Batch
 from router import topics
 from router.batches import derived_id
 from router.job import JobState
-from tests.builders import records, until
-from tests.gateway import PATIENCE_S, Gateway, running
+from tests.builders import PATIENCE_S, records, until
+from tests.gateway import Gateway, running
 
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 PRICED = {"input": "0.123457", "output": "0.654321"}

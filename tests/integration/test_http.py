@@ -15,8 +15,8 @@ from ulid import ULID
 from gateway.settings import HttpSettings
 from router.board import Conclusion
 from router.job import Job, JobState
-from tests.builders import until
-from tests.gateway import PATIENCE_S, Gateway, a_body, running
+from tests.builders import IMPATIENT_S, PATIENCE_S, until
+from tests.gateway import Gateway, a_body, running
 
 MIB = 1024 * 1024
 
@@ -105,24 +105,25 @@ async def test_a_failure_in_the_middle_of_a_stream_is_an_error_event_without_don
     assert pieces == [{"choices": []}, {"error": error | {"type": "server_error"}}]
 
 
-async def test_a_frozen_board_is_a_503_with_a_time_and_shows_in_readiness(gateway: Gateway) -> None:
-    await gateway.chat("Hello")
-    os.kill(gateway.redis_pid, signal.SIGSTOP)
-    try:
-        refused = await gateway.chat("Hello", **{"async": True})
-        ready = await gateway.http.get("/readyz")
-        alive = await gateway.http.get("/healthz")
-    finally:
-        os.kill(gateway.redis_pid, signal.SIGCONT)
+async def test_a_frozen_board_is_a_503_with_a_time_and_shows_in_readiness(tmp_path: Path) -> None:
+    async with running(tmp_path, board={"socket_timeout_s": IMPATIENT_S}) as gateway:
+        await gateway.chat("Hello")
+        os.kill(gateway.redis_pid, signal.SIGSTOP)
+        try:
+            refused = await gateway.chat("Hello", **{"async": True})
+            ready = await gateway.http.get("/readyz")
+            alive = await gateway.http.get("/healthz")
+        finally:
+            os.kill(gateway.redis_pid, signal.SIGCONT)
 
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "board_unavailable")
-    assert refused.headers["x-should-retry"] == "true"
-    assert int(refused.headers["retry-after"]) >= 1
-    assert (ready.status_code, set(ready.json()["faults"])) == (503, {"board", "log"})
-    assert alive.status_code == 200
-    async with asyncio.timeout(PATIENCE_S):
-        while (await gateway.http.get("/readyz")).status_code != 200:
-            await asyncio.sleep(0.1)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "board_unavailable")
+        assert refused.headers["x-should-retry"] == "true"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (ready.status_code, set(ready.json()["faults"])) == (503, {"board", "log"})
+        assert alive.status_code == 200
+        async with asyncio.timeout(PATIENCE_S):
+            while (await gateway.http.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.1)
 
 
 async def test_a_failure_before_the_first_piece_is_an_ordinary_error(gateway: Gateway) -> None:

@@ -13,7 +13,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from router.conversations import INLINE_INPUT
-from tests.gateway import PATIENCE_S, Gateway, running
+from tests.builders import PATIENCE_S
+from tests.gateway import Gateway, running
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 PATTERN = "wait:0.3 one two three"

@@ -17,6 +17,7 @@ from router.board import Conclusion, Finished, Run
 from router.job import Job, JobState, Payload
 from router.payloads import PayloadLostError
 from tests.builders import (
+    IMPATIENT_S,
     Bench,
     a_bench,
     a_charge,
@@ -181,7 +182,7 @@ async def test_the_log_is_trimmed_now_and_then(bench: Bench) -> None:
 async def test_a_redis_that_was_away_is_swept_again_when_it_is_back(own_valkey: str, tmp_path: Path) -> None:
     async with impatient_client(own_valkey) as redis, a_bench(redis, tmp_path) as bench, sweeping(a_sweeper(bench)):
         async with standing_still(redis):
-            await asyncio.sleep(1.2)  # longer than the client waits
+            await asyncio.sleep(IMPATIENT_S + 1)
         await until(lambda: answers(bench.board))
         job = await overdue(bench)
         [view] = await bench.ended(job)

@@ -25,6 +25,7 @@ from router.log import Delivery, LogUnavailableError, Record, Subscription
 from router.log_streams import StreamsLog
 from router.wakeups import Wakeups
 from tests.builders import (
+    IMPATIENT_S,
     Bench,
     a_bench,
     a_deployment,
@@ -326,7 +327,7 @@ async def test_after_redis_was_away_everything_goes_on_by_itself(own_valkey: str
         async with working(bench.worker(counting, bounds=Bounds(slots=5))):
             await until(lambda: counting.open >= 1)
             async with standing_still(redis):
-                await asyncio.sleep(1.5)  # longer than any client waits
+                await asyncio.sleep(IMPATIENT_S + 1)
             await until(lambda: answers(bench.board))
             views = await bench.ended(*running, *waiting, within=30)
             late = await bench.queued("later")
