@@ -11,7 +11,7 @@ import httpx2
 import openai
 
 from tests.acceptance.surface import Surface
-from tests.builders import until
+from tests.builders import in_time, until
 
 SLOW = "double:slow Hello"
 
@@ -38,11 +38,14 @@ async def test_a_429_is_tried_again_after_the_wait_that_it_names(served: Surface
     tries = Tries()
     http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [tries.note]})
     async with a_client(served, served.limited_key, max_retries=5, http_client=http) as client:
-        for _ in range(2):
+        statuses: set[int] = set()
+        for _ in range(10):  # where one takes two seconds, there is room for the next
             answer = await client.chat.completions.create(model="light", messages=say("Hello"))
+            assert answer.choices[0].message.content == "Hello"
+            if (statuses := {status for status, *_ in tries.answers}) != {200}:
+                break
 
-    assert answer.choices[0].message.content == "Hello"
-    assert {status for status, *_ in tries.answers} == {200, 429}
+    assert statuses == {200, 429}
     for (status, at, wait), (_, again_at, _) in zip(tries.answers, tries.answers[1:], strict=False):
         assert status == 200 or again_at - at >= int(wait or "no wait") / 1000
 
@@ -54,7 +57,7 @@ async def test_who_waits_in_the_open_has_a_turn_before_a_backlog_and_the_server_
     async with a_client(served, served.watched_key, max_retries=0) as client:
         chat = client.chat.completions
         slow = [
-            chat.create(model="crowded", messages=say("double:delay-1000 x"), extra_body=asynchronous)
+            chat.create(model="crowded", messages=say("double:delay-2000 x"), extra_body=asynchronous)
             for _ in range(200)
         ]
         backlog = [left.id.removeprefix("job_") for left in await asyncio.gather(*slow)]
@@ -83,16 +86,19 @@ def most_at_once(calls: Sequence[Mapping[str, object]]) -> int:
 async def test_a_client_that_hangs_up_ends_the_upstream_stream_within_a_second(served: Surface) -> None:
     upstream = served.upstream
     async with a_client(served, served.watched_key, max_retries=0) as client:
-        stream = await client.chat.completions.create(model="watched", messages=say(SLOW), stream=True)
-        first = await anext(aiter(stream))
-        job = first.id.removeprefix("chatcmpl-")
-        await upstream.until(lambda calls: calls.open == 1, job=job)
 
-        await stream.close()
-        await upstream.until(lambda calls: calls.aborted == 1, job=job, within=1.0)
+        async def ends() -> float:
+            stream = await client.chat.completions.create(model="watched", messages=say(SLOW), stream=True)
+            job = (await anext(aiter(stream))).id.removeprefix("chatcmpl-")
+            await upstream.until(lambda calls: calls.open == 1, job=job)
+            await stream.close()
+            closed = time.monotonic()
+            await upstream.until(lambda calls: calls.aborted == 1, job=job)
+            took = time.monotonic() - closed
+            assert (await a_job(client, job))["status"] == "cancelled"
+            return took
 
-        seen = await a_job(client, job)
-    assert seen["status"] == "cancelled"
+        await in_time(1.0, ends)
 
 
 async def test_an_async_job_goes_on_whoever_hangs_up(served: Surface) -> None:
