@@ -84,6 +84,7 @@ class Attempt(Means):
             rid=reservation_id(job.id, number),
             born_at=now - (job.expires_at - job.created_at - claim.seconds_left),
             is_rerun=claim.attempts > 0,
+            cut=claim.cut,
             epoch=self.epoch.name,
         )
 

@@ -59,7 +59,7 @@ class Calling:
             case Expired():
                 return await concluding.end(JobState.EXPIRED)
         try:
-            instead = await means.onward.before(job, here=claim.attempts - job.route.spent)
+            instead = await means.onward.before(job, here=running.calls_before)
             if instead is not None:
                 return await self.following.not_called(instead)
             waits = await self._reserve()
@@ -69,7 +69,7 @@ class Calling:
             asked = await self._as_asked(job)
             if not await self._has_place(asked):
                 return await self._unplaced(job)
-            verdict = await means.onward.ask(job, running.rid, here=claim.attempts - job.route.spent)
+            verdict = await means.onward.ask(job, running.rid, here=running.calls_before)
         except (BoardUnavailableError, PayloadUnavailableError):
             return await concluding.put_back(Later(AWAY_S, "away"))
         except PayloadLostError as error:
@@ -189,7 +189,7 @@ class Calling:
                 return await concluding.fail("too_many_deliveries", f"Its process died {deliveries} times.", dead=True)
             case Started(number):
                 running.number, running.is_open = number, True
-        means.onward.called(job, here=number - job.route.spent)
+        means.onward.called(job, is_retry=running.calls_before > 0)
         so_far = SoFar()
         let_through.sent()
         try:
@@ -216,7 +216,7 @@ class Calling:
             running.deployment.name,
             age_s=began - running.born_at,
             is_first=running.number == 1,
-            is_retry=running.number - job.route.spent > 1,
+            is_retry=running.calls_before > 0,
         )
         try:
             answer = await self._answer(job, so_far)

@@ -105,12 +105,12 @@ class Concluding:
         error = problems.too_late() if state is JobState.EXPIRED else None
         return await self.conclude(state, None, error=error)
 
-    async def close(self, attempted: Attempted) -> None:
-        """The attempt is over and charged; the job is not over."""
+    async def close(self, attempted: Attempted, *, is_cut: bool = False) -> None:
+        """The attempt is over and charged; the job is not over. `is_cut`: it ended with its process."""
         means, running, job = self.means, self.running, self.running.job
         running.is_rerun = True
         unreserved = await self._unreserved()
-        closed = await means.until_it_works(lambda: means.board.close_attempt(job, attempted))
+        closed = await means.until_it_works(lambda: means.board.close_attempt(job, attempted, is_cut=is_cut))
         if closed.charge.text == attempted.text(
             job, concluded=False
         ):  # otherwise another has charged it: lost, or late
@@ -125,7 +125,7 @@ class Concluding:
         """The same, of a job that is another's by now, perhaps as the board was set back and nobody has noticed yet."""
         with suppress(BoardUnavailableError):
             await self.means.epoch.look()
-        await self.close(self.attempted(usage, "late"))
+        await self.close(self.attempted(usage, "late"), is_cut=True)
 
     async def _unreserved(self) -> Sequence[Scope]:
         """Where its reservation went with a board that was lost or set back since."""
@@ -149,7 +149,8 @@ class Concluding:
 
     async def charge_lost(self, attempt: int) -> None:
         """An attempt whose process died in it: it may have been billed, so its input is charged, as an estimate."""
-        await self.close(self.attempted(self.running.job.estimate.owed, "lost", attempt=attempt))
+        await self.close(self.attempted(self.running.job.estimate.owed, "lost", attempt=attempt), is_cut=True)
+        self.running.cut += 1
 
     async def refund(self) -> None:
         """Nothing was called: its quota is there again."""

@@ -70,7 +70,7 @@ class Following:
         running.is_probe = False
         seconds_left = running.seconds_left(self.means.clock())
         decision = await self.means.onward.after(
-            running.job, error, running.rid, attempts=running.number, seconds_left=seconds_left
+            running.job, error, running.rid, attempts=running.number - running.cut, seconds_left=seconds_left
         )
         log.warning(
             "attempt_failed",
@@ -110,7 +110,7 @@ class Following:
                 await concluding.close_late(usage)
                 return Later(self.means.lease_s, "lost")
             case Stop.DRAIN:
-                await concluding.close(concluding.attempted(usage, "aborted"))
+                await concluding.close(concluding.attempted(usage, "aborted"), is_cut=True)
                 return await concluding.release(Left(), undo_delivery=True)
 
     async def not_called(self, instead: Alternative | Later | GiveUp) -> Outcome:

@@ -40,7 +40,7 @@ class Onward:
     _still: dict[str, str] = field(default_factory=dict)
 
     async def before(self, job: Job, *, here: int) -> Alternative | Later | GiveUp | None:
-        """None: it may be called, for all that is known; `here` attempts were made. Raises `BoardUnavailableError`."""
+        """None: it may be called, as far as is known; `here` calls were made there. Raises `BoardUnavailableError`."""
         name = job.route.deployment
         cooling = await self.conditions.cooling(name)
         if cooling is not None:
@@ -50,7 +50,7 @@ class Onward:
         return None
 
     async def ask(self, job: Job, call: str, *, here: int) -> Alternative | Later | GiveUp | Probe | None:
-        """The last question before a call; `here` attempts were made. `Probe`: it shows whether the deployment is back.
+        """The last question before a call; `here` calls were made there. `Probe`: it shows whether that is back.
 
         Then it is to end in `answered`, `after` or `released`. Raises `BoardUnavailableError`.
         """
@@ -81,9 +81,9 @@ class Onward:
         """What a job does whose deployment has no replica that can be called. Raises `BoardUnavailableError`."""
         return await self._next(job, Failure.UNAVAILABLE) or Later(NO_REPLICA_S * (0.5 + self.jitter()), "no_replica")
 
-    def called(self, job: Job, *, here: int) -> None:
-        """A call is made, the `here`-th at this deployment."""
-        if here == 1:  # a retry was counted when it was allowed
+    def called(self, job: Job, *, is_retry: bool) -> None:
+        """A call is made."""
+        if not is_retry:  # a retry was counted when it was allowed
             self.conditions.called(job.route.deployment)
 
     async def patient(self, job: Job, deployment: Deployment) -> Deployment:
@@ -107,7 +107,7 @@ class Onward:
     async def after(
         self, job: Job, error: BackendError, call: str, *, attempts: int, seconds_left: float
     ) -> Again | Alternative | GiveUp:
-        """What follows a call that failed, the `attempts`-th of the job."""
+        """What follows a call that failed, the `attempts`-th of the job; those that ended with their process aside."""
         name, here = job.route.deployment, attempts - job.route.spent
         self.counted(name, error.failure)
         try:

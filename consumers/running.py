@@ -34,7 +34,7 @@ class Running:
     `rid` is its reservation's, `born_at` and `ends_at` the job's accept and deadline on this process' steady clock.
     `is_open` once its call may have been made, until then nothing is charged for it; `is_rerun` where an earlier
     attempt was, so that the board knows more charges than this one's. `epoch` is the board's that it was claimed on.
-    `traceparent` names its span, where there are any.
+    `cut` attempts at its deployment ended with their process. `traceparent` names its span, where there are any.
     """
 
     job: Job
@@ -47,6 +47,7 @@ class Running:
     rid: str
     born_at: float
     is_rerun: bool
+    cut: int = 0
     epoch: str | None = None
     is_granted: bool = False
     is_open: bool = False
@@ -56,6 +57,11 @@ class Running:
     let_through: LetThrough | None = None
     call: asyncio.Task[Answer | Submitted] | None = None
     stop: Stop | None = None
+
+    @property
+    def calls_before(self) -> int:
+        """The calls at its deployment before this one that showed what the backend does: one more is a retry of it."""
+        return self.number - 1 - self.job.route.spent - self.cut
 
     def seconds_left(self, now: float) -> float:
         """Until its deadline."""

@@ -61,11 +61,15 @@ class BatchOver:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The claim holds: run the job, within `seconds_left`. The owner of `open_attempt` died in it: it may have cost."""
+    """The claim holds: run the job, within `seconds_left`. The owner of `open_attempt` died in it: it may have cost.
+
+    So many `attempts` at its deployment as were `cut` off ended with their process: the backend had not failed.
+    """
 
     attempts: int
     open_attempt: int | None
     seconds_left: float
+    cut: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +405,7 @@ class Board:
             case [b"moved", about]:
                 return Moved(_as_known(job, about))
         kind = {b"run": Run, b"cancelled": Cancelled, b"expired": Expired}[answer[0]]
-        return kind(int(answer[1]), int(answer[2]) if answer[2] else None, int(answer[3]) / 1000)
+        return kind(int(answer[1]), int(answer[2]) if answer[2] else None, int(answer[3]) / 1000, int(answer[4]))
 
     async def start(self, job: Job, owner: str, *, most_deliveries: int, microbatch: str) -> Start:
         """Count a delivery and open an attempt; the upstream call comes next."""
@@ -447,10 +451,10 @@ class Board:
         seconds, micros = await self._scripts.time()
         return seconds + micros / 1e6
 
-    async def close_attempt(self, job: Job, attempted: Attempted) -> Closed:
+    async def close_attempt(self, job: Job, attempted: Attempted, *, is_cut: bool = False) -> Closed:
         """Charge an attempt that did not conclude the job (failed, cut off, lost, late), unless it is charged already.
 
-        The charge that stands is to be published.
+        `is_cut`: it ended with its process, and says nothing of the backend. The charge that stands is to be published.
         """
         keys, arguments = attempted.settle
         answer = await self._run(
@@ -458,6 +462,7 @@ class Board:
             job.tenant,
             job.id,
             *_charge(job, attempted, concluded=False),
+            "1" if is_cut else "",
             *arguments,
             keys=keys,
             durable=True,

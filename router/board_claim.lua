@@ -1,12 +1,12 @@
 -- Take the run lease of a job for an owner.
 -- ARGV: prefix, id, owner, lease ms, how many deployments the job was at before the one that its record names, then (only
 --   when the board had lost the job) the fields to write it anew.
--- Returns {verdict, ...}: run|cancelled|expired attempts open-attempt ms-left; busy ms; finished state attempts; missing;
+-- Returns {verdict, ...}: run|cancelled|expired attempts open-attempt ms-left attempts-cut-off-here; busy ms; finished state attempts; missing;
 --   moved about; submitted.
 local job, id, owner, lease_ms = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local now = now_ms()
 local h = redis.call('HMGET', job, 'state', 'owner', 'lease', 'cancel', 'expires', 'attempts', 'open', 'not_before', 'submitted', 'hop',
-  'about', 'opened')
+  'about', 'opened', 'cut')
 local state = h[1]
 if not state then
   if #ARGV == 5 then return {'missing'} end
@@ -63,4 +63,4 @@ if state == 'accepting' then
 end
 local verdict = 'run'
 if h[4] then verdict = 'cancelled' elseif now >= tonumber(h[5]) then verdict = 'expired' end
-return {verdict, h[6] or '0', h[7] or '', whole(tonumber(h[5]) - now)}
+return {verdict, h[6] or '0', h[7] or '', whole(tonumber(h[5]) - now), h[13] or '0'}

@@ -138,11 +138,11 @@ local function count(job, c, now)
   return true
 end
 
--- Charge an attempt: count it, and let its lines wait in the outbox.
+-- Charge an attempt: count it, and let its lines wait in the outbox; false when it is charged already.
 local function charge(job, id, c, now)
-  if count(job, c, now) then
-    redis.call('HSET', P .. 'outbox', id .. ':' .. c.attempt, whole(now) .. '\n' .. c.lines)
-  end
+  if not count(job, c, now) then return false end
+  redis.call('HSET', P .. 'outbox', id .. ':' .. c.attempt, whole(now) .. '\n' .. c.lines)
+  return true
 end
 
 -- The tenant's list of jobs, and the one of their kind, where that has one: members of score 0, whose ids are in order.

@@ -5,7 +5,7 @@
 local job = KEYS[1]
 if redis.call('HGET', job, 'owner') ~= ARGV[3] then return 0 end
 if redis.call('HGET', job, 'counted') == ARGV[3] then redis.call('HINCRBY', job, 'deliveries', -1) end
-redis.call('HDEL', job, 'owner', 'lease', 'open', 'counted')
+redis.call('HDEL', job, 'owner', 'lease', 'open', 'counted', 'cut')
 not_submitted(job, ARGV[2])
 redis.call('ZREM', P .. 'running', ARGV[2])
 redis.call('HSET', job, 'state', 'queued', 'hop', ARGV[4], 'about', ARGV[5], 'not_before', whole(now_ms()))

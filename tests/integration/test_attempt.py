@@ -25,6 +25,7 @@ from policies.deployments import Deployment, Limits, Timeouts
 from policies.pricing import Usage
 from policies.quota import Granted, deployment_scope, tenant_scope
 from policies.retries import RetryRule
+from policies.retrybudget import SPARE
 from policies.scripts import BoardUnavailableError, Script, Scripts, Value
 from policies.tenants import Tenant
 from router import responses
@@ -538,6 +539,17 @@ async def test_the_quota_of_an_attempt_whose_owner_died_is_settled(bench: Bench)
     await run_until_over(bench.attempt(), job)
 
     assert 585 <= await free_tokens(bench) <= 595  # ten estimated, four used
+
+
+async def test_calls_that_ended_with_their_worker_are_made_again_whatever_the_retry_budget_says(bench: Bench) -> None:
+    """They say nothing of the backend, and there may be as many as a worker has at once."""
+    jobs = [await died(bench) for _ in range(2 * int(SPARE))]
+    attempt = bench.attempt()
+
+    courses = [await run_until_over(attempt, job) for job in jobs]
+
+    assert [course[-1] for course in courses] == [Concluded()] * len(jobs)
+    assert {each.reason for course in courses for each in course if isinstance(each, Later)} <= {"busy"}
 
 
 async def test_a_tenant_that_refuses_reruns_has_the_job_failed_instead(bench: Bench) -> None:

@@ -323,12 +323,14 @@ async def test_the_attempt_of_an_owner_that_died_is_told_until_it_is_charged(boa
     first = await until_claimed(board, job, BOB)
     again = await board.claim(job, BOB, lease_s=LEASE_S)
 
-    await board.close_attempt(job, a_charge(job, 1, outcome="lost"))
+    for _ in range(2):
+        await board.close_attempt(job, a_charge(job, 1, outcome="lost"), is_cut=True)
 
     assert (first.attempts, first.open_attempt) == (1, 1)
     assert again == replace(first, seconds_left=again.seconds_left) if isinstance(again, Run) else False
     after = await board.claim(job, BOB, lease_s=LEASE_S)
     assert isinstance(after, Run) and after.open_attempt is None
+    assert (after.attempts, after.cut) == (1, 1)
 
 
 async def test_an_owner_that_renews_keeps_its_lease_even_after_its_end(board: Board, redis: "Redis") -> None:
