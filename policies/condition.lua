@@ -3,7 +3,7 @@
 -- KEYS: the condition. ARGV: the version that was read ('' only reads), the new text, how long it is kept in ms; the
 --   share of calls that may be retries, calls that were made since the last time, 1 to take one retry
 -- Returns {now in microseconds, version, text, room for retries, 1 when one was taken}
-local SPARE, SPARE_S = 10, 10
+local SPARE, SPARE_S = 10, 1
 local held = redis.call('HMGET', KEYS[1], 'version', 'text', 'room', 'room_at')
 local version, text = held[1] or '0', held[2] or ''
 local t = redis.call('TIME')

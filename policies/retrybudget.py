@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 SPARE = 10.0  # retries that need no calls before them
-SPARE_S = 10.0  # one of those comes back in so many seconds
+SPARE_S = 1.0  # one of those comes back in so many seconds: a queue that failed as a whole goes on within minutes
 
 
 @dataclass(slots=True)
 class RetryBudget:
     """The retries of one deployment: at most `share` of its calls, and a few to spare.
 
-    Over any time of `t` seconds these are at most `share` x calls + 10 + t / 10. `now` is on a steady clock. Workers
+    Over any time of `t` seconds these are at most `share` x calls + 10 + t. `now` is on a steady clock. Workers
     have one together, on the board (`condition.lua` reckons as this does); this is what one of them knows of it.
     """
 

@@ -24,7 +24,7 @@ def test_five_calls_make_room_for_a_retry_and_so_does_time() -> None:
         budget.called(0.0, is_retry=False)
     assert budget.has_room(0.0)
     budget.called(0.0, is_retry=True)
-    assert not budget.has_room(9.9)
+    assert not budget.has_room(0.99 * SPARE_S)
     assert budget.has_room(SPARE_S)
 
 
