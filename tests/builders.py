@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -195,7 +195,36 @@ def date_of(moment: float) -> date:
     return datetime.fromtimestamp(moment, UTC).date()
 
 
-Copy = Mapping[bytes, tuple[int, bytes]]
+Copy = Sequence[bytes | int]  # the name of each key, its time to live in ms, 0 for none, and its value
+
+# At one moment, as a replica or a backup is: others write all the while.
+COPY = """
+local found = {}
+for _, name in ipairs(redis.call('KEYS', '*')) do
+  if ARGV[1] == '' or name:sub(1, #ARGV[1]) ~= ARGV[1] then
+    for _, part in ipairs({name, math.max(0, redis.call('PTTL', name)), redis.call('DUMP', name)}) do
+      found[#found + 1] = part
+    end
+  end
+end
+return found
+"""
+SET_BACK = """
+for _, name in ipairs(redis.call('KEYS', '*')) do
+  if ARGV[1] == '' or name:sub(1, #ARGV[1]) ~= ARGV[1] then redis.call('DEL', name) end
+end
+for i = 2, #ARGV, 3 do redis.call('RESTORE', ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
+"""
+
+
+async def copy_of(redis: "Redis", *, but: str = "") -> Copy:
+    """All of this database, but for names that begin so."""
+    return cast(Copy, await cast(Any, redis.eval(COPY, 0, but)))
+
+
+async def set_back(redis: "Redis", copy: Copy, *, but: str = "") -> None:
+    """The copy takes over."""
+    await cast(Any, redis.eval(SET_BACK, 0, but, *copy))
 
 
 @dataclass
@@ -299,20 +328,15 @@ class Bench:
 
     async def wipe(self) -> None:
         """Everything but the log, which on a cluster is on Kafka."""
-        names = [name async for name in self.redis.scan_iter(count=1000) if not name.startswith(b"log")]
-        await self.redis.delete(*names)
+        await self.set_back(())
 
     async def copied(self) -> Copy:
         """Everything but the log, as a replica or a backup would have it now."""
-        names = [name async for name in self.redis.scan_iter(count=1000) if not name.startswith(b"log")]
-        values = [(name, await self.redis.pttl(name), await self.redis.dump(name)) for name in names]
-        return {name: (max(0, ttl), value) for name, ttl, value in values if value is not None}
+        return await copy_of(self.redis, but="log")
 
     async def set_back(self, copy: Copy) -> None:
         """The copy takes over."""
-        await self.wipe()
-        for name, (ttl, value) in copy.items():
-            await self.redis.restore(name, ttl, value)
+        await set_back(self.redis, copy, but="log")
 
     async def view(self, job: Job) -> JobView:
         """The job as the board knows it."""

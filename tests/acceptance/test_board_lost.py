@@ -16,7 +16,7 @@ from bench.servers import TENANT, Stage, stage
 from router import topics
 from tests.acceptance.clients import Clients
 from tests.acceptance.contents import leaks_of
-from tests.builders import until
+from tests.builders import copy_of, set_back, until
 from tests.servers import unavailable
 from tools.kafka.broker import HOST, free_ports, missing
 
@@ -26,8 +26,6 @@ LEASE_S = 3
 SETTLE_S = 60.0
 OPEN = 4  # calls at once
 LIMITS = {"usd_per_month": "1000", "tokens_per_day": 10_000_000}
-
-Copy = Mapping[bytes, tuple[int, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +58,6 @@ class Site:
     async def everything_has_ended(self) -> bool:
         """All that was accepted."""
         return set(self.clients.accepted.values()) <= set(await self.ended())
-
-    async def copy(self) -> Copy:
-        """All of Redis, as a replica or a backup would have it now."""
-        redis = self.place.core.redis
-        names = [name async for name in redis.scan_iter(count=1000)]
-        values = [(name, await redis.pttl(name), await redis.dump(name)) for name in names]
-        return {name: (max(0, ttl), value) for name, ttl, value in values if value is not None}
-
-    async def set_back(self, copy: Copy) -> None:
-        """The old copy takes over."""
-        async with self.place.core.redis.pipeline(transaction=True) as pipeline:
-            pipeline.flushall()
-            for name, (ttl, value) in copy.items():
-                pipeline.restore(name, ttl, value)
-            await pipeline.execute()
 
     async def calls(self) -> dict[str, int]:
         """How often upstream was called for each job that has ended."""
@@ -158,10 +141,10 @@ async def test_a_board_that_is_set_back_is_made_anew_by_itself_and_no_job_is_los
     before = len(await site.ended())
     async with site.clients.sending():
         await until(lambda: _some_have_ended(site, before + 10))
-        copy = await site.copy()
+        copy = await copy_of(site.place.core.redis)
         await asyncio.sleep(6)
         over = await site.calls()
-        await site.set_back(copy)
+        await set_back(site.place.core.redis, copy)
         await asyncio.sleep(6)
 
     assert len(over) > before + 20
@@ -172,12 +155,12 @@ async def test_an_older_copy_that_is_put_in_place_while_nothing_runs_is_made_ane
     before = len(await site.ended())
     async with site.clients.sending():
         await until(lambda: _some_have_ended(site, before + 5))
-        copy = await site.copy()
+        copy = await copy_of(site.place.core.redis)
         await until(lambda: _some_have_ended(site, before + 20))
     await until(site.everything_has_ended, within=SETTLE_S)
     over = await site.calls()
     await site.crew.end()
-    await site.set_back(copy)
+    await set_back(site.place.core.redis, copy)
     await site.start()
     async with site.clients.sending():
         await until(lambda: _some_have_ended(site, len(over) + 5), within=SETTLE_S)

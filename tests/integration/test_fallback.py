@@ -337,7 +337,7 @@ async def test_while_a_deployment_is_left_alone_jobs_go_past_it_without_an_attem
 
 
 async def test_jobs_of_a_lone_deployment_wait_for_it_uncounted(bench: Bench) -> None:
-    bench.cooldown = CooldownRule(first=0.6, longest=0.6)
+    bench.cooldown = CooldownRule(first=2.0, longest=2.0)
     bench.retries = RetryRule(attempts=2, first_wait=0.01, longest_wait=0.01)
     backend = failing(Failure.UNAVAILABLE, "lone")
     async with working(bench.worker(backend)):

@@ -20,12 +20,6 @@ GPU = "gpu-1:8000"
 RATE = Decimal("12345.678901")  # dollars an hour
 
 
-async def wipe(bench: Bench) -> None:
-    """Everything but the log, which on a cluster is on Kafka."""
-    names = [name async for name in bench.redis.scan_iter(count=1000) if not name.startswith(b"log")]
-    await bench.redis.delete(*names)
-
-
 class Fleet:
     """One machine, whose calls are billed onto the bench's log."""
 
@@ -66,7 +60,7 @@ async def test_the_sums_of_machines_are_there_again_and_what_is_billed_later_com
         await fleet.ran("job-a.1", "job-b.1")
         await fleet.ran("job-a.2")
         before = await seen(bench)
-        await wipe(bench)
+        await bench.wipe()
         assert (await seen(bench))[0] == []
 
         await bench.rebuild()

@@ -228,7 +228,7 @@ async def test_what_was_open_when_the_board_was_set_back_is_in_the_budgets_once_
         await limited.set_back(copy)
         await until(lambda: worker.attempt.epoch.fault is not None)
         await limited.rebuild()
-        await until(lambda: _has_event(limited, job), within=20)
+        await until(lambda: _has_event(limited, job))
         stop.set()
 
     rows = {(row["job"], row["attempt"]): row for row in await limited.charges()}.values()
@@ -406,7 +406,7 @@ async def test_the_next_attempt_after_a_set_back_has_a_number_of_its_own(bench: 
 
 async def test_on_a_board_that_was_set_back_no_job_ends_that_had_ended_otherwise(bench: Bench) -> None:
     """The older copy takes these for jobs that the log never confirmed, or whose deadline is over."""
-    expiring = await bench.queued(deadline_s=2.0)
+    expiring = await bench.queued(deadline_s=5.0)
     accepting = await accepted(bench.board, a_job(), confirmed=False)
     await bench.log.append(accepting.topic, envelope.to_record(accepting))
     before = await bench.copied()

@@ -237,7 +237,8 @@ async def test_a_caller_who_hangs_up_cancels_it_unless_it_is_in_the_background(
 ) -> None:
     ids = {}
     for background in (False, True):
-        stream = await client.responses.create(model="auto", input="wait:1 x", stream=True, background=background)
+        asked = "wait:1 x" if background else "wait:30 x"
+        stream = await client.responses.create(model="auto", input=asked, stream=True, background=background)
         ids[background] = (await anext(aiter(stream))).to_dict()["response"]["id"]  # type: ignore[index]
         await stream.close()
 

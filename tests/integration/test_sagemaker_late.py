@@ -30,7 +30,7 @@ async def place(redis: "Redis", tmp_path: Path, aws: str, container: OpenAIDoubl
 
 
 async def test_a_cancelled_job_ends_at_once_and_what_its_late_result_used_is_charged_once(place: Place) -> None:
-    await place.at.turn(container_s=2.0, double_messages=1.0)
+    await place.at.turn(container_s=4.0, double_messages=1.0)
     job = await place.bench.queued()
     async with place.running():
         await submitted(place, 1)
@@ -54,7 +54,7 @@ async def test_a_cancelled_job_ends_at_once_and_what_its_late_result_used_is_cha
 
 async def test_a_late_result_that_no_message_tells_of_is_looked_for_and_charged_once(place: Place) -> None:
     await place.at.turn(instances=0, drop_messages=1.0)
-    cancelled, late_for = await place.bench.queued("four words for it"), await place.bench.queued(deadline_s=9.0)
+    cancelled, late_for = await place.bench.queued("four words for it"), await place.bench.queued(deadline_s=12.0)
     async with place.running(collectors=2):
         await submitted(place, 2)
         await until(lambda: is_handed_off(place, cancelled), within=LONG_S)

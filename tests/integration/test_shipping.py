@@ -384,7 +384,7 @@ async def test_a_board_that_was_lost_finds_its_batch_job_again_and_nothing_is_ru
     jobs = [await place.patient(f"words of job {n}") for n in range(5)]
     async with place.running(handed_off_s=1.0):
         await until(lambda: _is_at_aws(place, 1), within=LONG_S)
-    await _wipe(place.bench)
+    await place.bench.wipe()
     await place.bench.rebuild()
     async with place.running(handed_off_s=1.0):
         await until(lambda: _has_tenants(place, 5), within=LONG_S)
@@ -413,7 +413,7 @@ async def test_a_batch_job_that_was_concluded_before_the_board_was_lost_is_not_c
     async with place.running():
         await place.bench.ended(*jobs, within=LONG_S)
         await until(lambda: _is_over(place), within=LONG_S)
-    await _wipe(place.bench)
+    await place.bench.wipe()
     await place.bench.rebuild()
     async with place.running():
         await until(lambda: _has_shipments(place, 1), within=LONG_S)
@@ -423,12 +423,6 @@ async def test_a_batch_job_that_was_concluded_before_the_board_was_lost_is_not_c
     assert shipment.counts == {How.LATE: 3}
     assert len(await place.batch_jobs()) == 1
     assert len(await place.bench.charges()) == 3
-
-
-async def _wipe(bench: Bench) -> None:
-    """Everything but the log, which on a cluster is on Kafka."""
-    names = [name async for name in bench.redis.scan_iter(count=1000) if not name.startswith(b"log")]
-    await bench.redis.delete(*names)
 
 
 async def _has_tenants(place: Place, count: int) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,11 @@ class Scene:
         )
 
     @asynccontextmanager
-    async def working(self) -> AsyncGenerator[None]:
+    async def working(self, at_once: int | None = None) -> AsyncGenerator[None]:
+        """With a worker whose microbatches are of so many jobs, however long they wait for them."""
+        if at_once is not None:
+            whole = replace(self.bench.deployments["small"], microbatch_size=at_once, microbatch_wait_s=600.0)
+            self.bench.deployments["small"] = whole
         stop = asyncio.Event()
         worker = asyncio.create_task(self.bench.worker(self.backend).run(stop))
         try:
@@ -96,7 +100,7 @@ async def test_the_inputs_of_a_microbatch_are_one_call_and_each_job_has_its_own_
     given: list[Any] = ["one", ["two", "three!"], "four", ["five"]]
     jobs = [await scene.queued(each, tenant=tenant) for each, tenant in zip(given, ["acme", "other"] * 2, strict=True)]
 
-    async with scene.working():
+    async with scene.working(4):
         views = await scene.bench.ended(*jobs)
 
     assert [view.state for view in views] == [JobState.COMPLETED] * 4
@@ -123,7 +127,7 @@ async def test_the_inputs_of_a_microbatch_are_one_call_and_each_job_has_its_own_
 async def test_only_the_job_with_the_guilty_input_fails(scene: Scene, guilty: str) -> None:
     jobs = [await scene.queued(text) for text in ("good", guilty, "fine")]
 
-    async with scene.working():
+    async with scene.working(3):
         views = await scene.bench.ended(*jobs)
 
     assert [view.state for view in views] == [JobState.COMPLETED, JobState.FAILED, JobState.COMPLETED]
@@ -133,6 +137,7 @@ async def test_only_the_job_with_the_guilty_input_fails(scene: Scene, guilty: st
     assert not views[1].charges
 
 
+@pytest.mark.parametrize("scene", [{"microbatch_wait_s": 2.0}], indirect=True)
 async def test_an_input_that_fells_the_server_takes_the_others_with_it_once_only(scene: Scene) -> None:
     jobs = [await scene.queued(text) for text in ("good", "double:deadly", "fine")]
 
@@ -147,7 +152,7 @@ async def test_an_input_that_fells_the_server_takes_the_others_with_it_once_only
 async def test_no_call_has_more_inputs_than_the_deployment_takes(scene: Scene) -> None:
     jobs = [await scene.queued(text) for text in ("a", "b", "c", "d", "e")]
 
-    async with scene.working():
+    async with scene.working(5):
         await scene.bench.ended(*jobs)
 
     assert await scene.calls() == 3
@@ -161,7 +166,7 @@ async def test_calls_that_ask_for_something_else_are_made_apart(scene: Scene) ->
         await scene.queued("c", dimensions=3),
     ]
 
-    async with scene.working():
+    async with scene.working(4):
         views = await scene.bench.ended(*jobs)
 
     assert {view.state for view in views} == {JobState.COMPLETED}
@@ -170,11 +175,11 @@ async def test_calls_that_ask_for_something_else_are_made_apart(scene: Scene) ->
 
 
 async def test_a_cancelled_job_leaves_the_others_call_alone_and_the_last_one_closes_it(scene: Scene) -> None:
-    jobs = [await scene.queued("double:delay-1500 a"), await scene.queued("b"), await scene.queued("c")]
+    jobs = [await scene.queued("double:delay-4000 a"), await scene.queued("b"), await scene.queued("c")]
     mute = [await scene.queued("double:mute a", dimensions=3), await scene.queued("b", dimensions=3)]
 
-    async with scene.working():
-        await scene.double.until(lambda calls: calls.open == 2, within=10)
+    async with scene.working(5):
+        await scene.double.until(lambda calls: calls.open == 2)
         for job in (jobs[1], *mute):
             await scene.bench.board.cancel(job.tenant, job.id, an_event(job, JobState.CANCELLED))
         views = await scene.bench.ended(*jobs, *mute)
