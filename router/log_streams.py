@@ -191,8 +191,8 @@ class StreamsSubscription:
             await asyncio.sleep(FULL_PAUSE_S)
             return ()
         if not self._ready and time.monotonic() - self._claimed_at >= self._claim_every_s:
-            await self._take_over(min(at_most, CLAIM_PAGE))
-            self._claimed_at = time.monotonic()
+            has_more = await self._take_over(min(at_most, CLAIM_PAGE))
+            self._claimed_at = self._claimed_at if has_more else time.monotonic()
         if not any(of is None or delivery.topic in of for delivery in self._ready):
             await self._read(at_most, of)
         return chosen(self._ready, at_most, of)
@@ -245,14 +245,17 @@ class StreamsSubscription:
         if mine:
             await _answer(self._redis.xclaim(key, self._group, self._member, 0, mine, idle=idle_ms, justid=True))
 
-    async def _take_over(self, at_most: int) -> None:
-        """Up to `at_most` records per topic whose holder was silent for too long."""
+    async def _take_over(self, at_most: int) -> bool:
+        """Up to `at_most` records per topic whose holder was silent for too long; whether there may be more."""
+        has_more = False
         for key in self._streams:
             cursor, entries, _trimmed = await self._group_call(
                 self._redis.xautoclaim(key, self._group, self._member, self._idle_ms, self._cursors[key], at_most)
             )
             self._cursors[key] = cursor
             self._arrived(key, entries)
+            has_more = has_more or len(entries) == at_most
+        return has_more
 
     async def _read(self, at_most: int, of: Collection[str] | None) -> None:
         keys = [key for key, topic in self._streams.items() if of is None or topic in of]
