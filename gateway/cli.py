@@ -44,6 +44,7 @@ from gateway.settings import Settings, SettingsError, load
 from gateway.up import up
 from policies.keys import KeyTakenError, PublicKeyError
 from policies.scripts import BoardUnavailableError
+from router import topics
 from router.costs import DAYS_KEPT, By, Spent, of_batches, spent
 from router.ledger import plain
 from router.log import LogUnavailableError
@@ -227,7 +228,7 @@ def topics_command(
     data: DataOption = None,
     create: Annotated[bool, typer.Option("--create", help="Make those that are missing.")] = False,
 ) -> None:
-    """The topics that these settings need. Exit code 1 when one is missing."""
+    """The topics that these settings need. Exit code 1 when one is missing; warns where one is kept too short."""
     settings = _reachable(_load(config, _environ(data)))
     missing = _run(_topics(settings, create=create))
     if missing:
@@ -450,11 +451,13 @@ async def _topics(settings: Settings, *, create: bool) -> int:
         if create:
             await core.log.create(wanted)
             await begin(core.log, core.board)
-        found = await core.log.topics()
+        found, troubles = await core.log.topics(), await core.log.troubles(topics.all_topics(core.deployments))
     table = Table(Column("topic", overflow="fold"), "partitions")
     for name in wanted:
         table.add_row(name, str(found[name]) if name in found else "[red]missing[/red]")
     tables.show(out, table)
+    for trouble in troubles:
+        err.print(f"warning: {trouble}", style="yellow", soft_wrap=True, markup=False)
     return sum(name not in found for name in wanted)
 
 

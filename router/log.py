@@ -140,6 +140,10 @@ class Log(Protocol):
         """Make those that are missing; safe to repeat and to race."""
         ...
 
+    async def troubles(self, topics: Sequence[str]) -> Sequence[str]:
+        """What its servers are set to that endangers records of these topics, for people; empty when all is well."""
+        ...
+
     async def backlog(self, topic: str, *, group: str) -> int:
         """Records of `topic` that `group` has not done yet, those that are being worked on included."""
         ...

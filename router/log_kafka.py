@@ -31,12 +31,16 @@ from aiokafka.structs import ConsumerRecord
 
 from policies.ending import ended
 from router.log import RECORD_LIMIT, Counts, Delivery, LogUnavailableError, Marks, Record, TopicMissingError, chosen
+from router.log_kafka_kept import Kept, questions
 from router.offsets import Offsets
-from router.topics import kept_s
+from router.topics import KEPT_LONGER, kept_s
 
 HOLD_S = 15.0  # longer than it takes to fence a broker that died (9 s, then 5 s to move its partitions)
 SESSION_S = 45.0
 RETENTION_S = 3 * 86_400.0
+SEGMENT_S = (
+    43_200.0  # a record stays until its segment is old, and must be gone before its job's tombstone: a day later
+)
 WINDOW = 20_000  # offsets of one partition between the oldest that runs and the newest taken
 APPENDS_LIMIT = 20_000  # under way at once; far above what the door lets in
 
@@ -302,6 +306,19 @@ class KafkaLog:
         await _answer(self._until_led(topics), REQUEST_S)
         await self._refresh()
 
+    async def troubles(self, topics: Sequence[str]) -> Sequence[str]:
+        """How long commits and records are kept. A cluster may not show that to everybody."""
+        there = await self.topics()
+        try:
+            brokers = [
+                each["node_id"] for each in (await _answer(self._admin.describe_cluster(), REQUEST_S))["brokers"]
+            ]
+            asked = questions(brokers, [self._prefix + topic for topic in topics if topic in there])
+            kept = Kept.of(await _answer(self._admin.describe_configs(asked), REQUEST_S))
+        except LogUnavailableError:
+            kept = Kept({}, {})
+        return [*kept.troubles(topics, prefix=self._prefix, retention_s=self._retention_s)]
+
     async def backlog(self, topic: str, *, group: str) -> int:
         """Counts up to the oldest record that is not done: what was done after it is counted until that one is."""
         return sum(end - first for first, end in (await self._open(topic, group)).values())
@@ -411,7 +428,8 @@ class KafkaLog:
                 "unclean.leader.election.enable": "false",
                 "retention.ms": "-1" if isinf(keeps_s) else str(int(keeps_s * 1000)),
                 "max.message.bytes": "1048588",
-            },
+            }
+            | ({} if topic in KEPT_LONGER else {"segment.ms": str(int(SEGMENT_S * 1000))}),
         )
 
     async def _until_led(self, topics: Sequence[str]) -> None:

@@ -110,6 +110,10 @@ class StreamsLog:
             await _answer(self._redis.xgroup_destroy(self._key(topic), "_created"))
             await _answer(self._redis.sadd(self._registry, topic))
 
+    async def troubles(self, topics: Sequence[str]) -> Sequence[str]:
+        """None: nothing is kept for a time only, but what the sweeper trims."""
+        return ()
+
     async def backlog(self, topic: str, *, group: str) -> int:
         """Exact, but for the moment between two commands. A group that does not exist has everything before it."""
         key = self._key(topic)

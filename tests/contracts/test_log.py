@@ -260,6 +260,12 @@ async def test_create_is_safe_to_repeat_and_to_race(log: Log, log_place: LogPlac
         assert values(await taken(worker, 1)) == [b"hello"]
 
 
+async def test_nothing_is_amiss_with_topics_that_it_made(log: Log) -> None:
+    await log.create(["jobs", "ledger.charges", "keys.changes"])
+
+    assert await log.troubles(["jobs", "ledger.charges", "keys.changes", "missing"]) in ([], ())
+
+
 async def test_the_backlog_counts_what_is_worked_on_and_not_what_is_done(log: Log) -> None:
     await filled(log, "jobs", records=10)
     assert await log.backlog("jobs", group="workers") == 10

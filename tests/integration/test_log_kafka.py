@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.record.util import calc_crc32c
 
 from router.log import Delivery, Log, LogUnavailableError, Record
@@ -147,6 +149,32 @@ async def test_a_full_window_stops_its_partition_and_no_other(place: LogPlace) -
         for delivery in held:
             await worker.done(delivery)
         assert len(await taken(worker, 1)) == 1
+
+
+async def test_commits_and_records_that_are_kept_for_too_short_are_told_of(place: LogPlace) -> None:
+    """The broker keeps commits for seven days, as it does where nobody has said otherwise."""
+    names = ["jobs", "ledger.charges", "keys.changes", "missing"]
+    async with connected(place, retention_s=3600.0) as log:
+        await log.create(["ledger.charges"])
+    async with connected(place, retention_s=10 * 86_400.0) as log:
+        await log.create(names[:3])
+        [commits, records] = await log.troubles(names)
+
+    assert "offsets.retention.minutes of broker 1 is 10080, and records stay for 14400" in commits
+    assert f"retention.ms of {place.prefix}jobs is 3600000" in records and "set 864000000" in records
+
+
+async def test_a_record_is_gone_before_its_jobs_tombstone(place: LogPlace) -> None:
+    """Kafka deletes whole segments; of one that grows for a week, its default, the oldest record stays for too long."""
+    async with connected(place):
+        admin = AIOKafkaAdminClient(bootstrap_servers=place.address)
+        await admin.start()
+        topic = ConfigResource(ConfigResourceType.TOPIC, f"{place.prefix}jobs", {"segment.ms": None})
+        [answer] = await admin.describe_configs([topic])
+        await admin.close()
+
+    [(_, _, _, _, [(_, milliseconds, *_)])] = answer.resources
+    assert int(milliseconds) < 86_400_000  # a tombstone stays for a day longer than records do
 
 
 async def test_take_returns_while_the_group_waits_for_a_frozen_member(place: LogPlace) -> None:
