@@ -5,6 +5,7 @@ it, `following.py` decides what follows an answer or a failure, `concluding.py` 
 """
 
 from collections.abc import Awaitable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,8 +19,8 @@ from consumers.outcome import Concluded, HandedOff, Later, MovedOn, Outcome
 from consumers.running import Running
 from consumers.tally import Tally
 from policies.deployments import Deployment
-from router.board import AtBackend, Busy, Finished, Moved, Run, Submission
-from router.job import Job
+from router.board import Busy, Finished, Moved, Run, Submission
+from router.job import NOTHING_EARLIER, AtBackend, Earlier, Job
 from router.outbox import reservation_id
 
 log = structlog.get_logger(__name__)
@@ -35,20 +36,24 @@ class Attempt(Means):
 
     __slots__ = ()
 
-    async def __call__(self, job: Job, owner: str, tally: Tally, call: Call | None = None) -> Outcome:
+    async def __call__(
+        self, job: Job, owner: str, tally: Tally, call: Call | None = None, earlier: Earlier = NOTHING_EARLIER
+    ) -> Outcome:
         """What became of it. Never raises for Redis, the log, the object store or the backend being away.
 
-        `call` stands before the backend's own, which others of its microbatch may share.
+        `call` stands before the backend's own, which others of its microbatch may share. `earlier`: what its record
+        says of its past.
         """
         deployment = self.deployments.get(job.route.deployment)
         if deployment is None:
             return Later(UNKNOWN_DEPLOYMENT_S, "unknown_deployment")
         # The same owner until there is an answer: one that was lost on its way may have left it the lease.
-        match claim := await self.until_it_works(lambda: self.board.claim(job, owner, lease_s=self.lease_s)):
+        claiming = partial(self.board.claim, job, owner, lease_s=self.lease_s, earlier=earlier)
+        match claim := await self.until_it_works(claiming):
             case Busy(seconds):
                 return Later(min(seconds, self.lease_s / 4) + 0.05, "busy")
-            case AtBackend():
-                return HandedOff()
+            case AtBackend() as at:
+                return HandedOff(at)
             case Finished():
                 self.meters.avoided()
                 await self.until_it_works(lambda: self.outbox.drain(job.tenant, job_id=job.id))
@@ -58,7 +63,7 @@ class Attempt(Means):
         running = self._running(job, owner, tally, deployment, claim)
         following = Following(self, running, Concluding(self, running))
         hand_off = HandOff(self, running, following)
-        steps = Calling(self, running, following, hand_off, call).run(claim)
+        steps = Calling(self, running, following, hand_off, call, earlier).run(claim)
         return await self._watched(following, steps if self.traces is None else _traced(self.traces, running, steps))
 
     async def collect(self, job: Job, owner: str, submission: Submission, tally: Tally) -> Outcome:
@@ -68,6 +73,7 @@ class Attempt(Means):
             return HandedOff()  # looked at again when its lease is over
         claim = Run(submission.attempt - 1, None, submission.seconds_left)
         running = self._running(job, owner, tally, deployment, claim)
+        running.is_unreserved = submission.is_unreserved
         following = Following(self, running, Concluding(self, running))
         return await self._watched(following, HandOff(self, running, following).collect(submission))
 

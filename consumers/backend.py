@@ -144,10 +144,15 @@ class HandOffBackend(Backend, Protocol):
 
 @runtime_checkable
 class RecoveringBackend(HandOffBackend, Protocol):
-    """One that finds the call of an attempt whose process died before it could say whether it was taken."""
+    """One that finds the call of an attempt whose process died before it could say whether it was taken.
 
-    async def recover(self, job: Job, deployment: Deployment, *, attempt: int) -> Submitted | None:
-        """Where its result will be if it was; None when nobody can know."""
+    It finds as well the call that it has taken, whose board was lost since.
+    """
+
+    async def recover(
+        self, job: Job, deployment: Deployment, *, attempt: int, reference: str | None
+    ) -> Submitted | None:
+        """Where its result will be if it was; None when nobody can know. `reference`: as it said when it took it."""
         ...
 
 

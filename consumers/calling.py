@@ -19,7 +19,7 @@ from policies.scripts import BoardUnavailableError
 from router import responses
 from router.board import Cancelled, CancelRequested, Expired, Lost, Run, Started, TooLate, TooManyDeliveries
 from router.conversations import ConversationLostError
-from router.job import Job, JobState
+from router.job import Earlier, Job, JobState
 from router.payloads import PayloadLostError, PayloadUnavailableError
 from router.responses import UntranslatableError
 
@@ -33,21 +33,23 @@ Call = Callable[..., Awaitable[Answer | Submitted]]  # as a backend's `call`
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """Of one attempt. `call` stands before the backend's own."""
+    """Of one attempt. `call` stands before the backend's own; `earlier` is what the record says."""
 
     means: Means
     running: Running
     following: Following
     hand_off: HandOff
     call: Call | None
+    earlier: Earlier
 
     async def run(self, claim: Run) -> Outcome:
         """Reserve quota, call the backend, charge and conclude."""
         means, running, concluding = self.means, self.running, self.following.concluding
         job = running.job
         if claim.open_attempt is not None:
-            taken = await self.hand_off.recovered(claim, claim.open_attempt)
+            taken = await self.hand_off.recovered(claim, claim.open_attempt, self.earlier.at_backend)
             if taken is not None:
+                running.goes_on(claim.open_attempt)
                 return await self.hand_off.keep(job, taken)
             await concluding.charge_lost(claim.open_attempt)
             if not job.reruns_allowed and type(claim) is Run:

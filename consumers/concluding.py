@@ -130,7 +130,8 @@ class Concluding:
     async def _unreserved(self) -> Sequence[Scope]:
         """Where its reservation went with a board that was lost or set back since."""
         means, running = self.means, self.running
-        if not running.is_granted or (means.epoch.fault is None and means.epoch.name == running.epoch):
+        is_same = means.epoch.fault is None and means.epoch.name == running.epoch
+        if not running.is_unreserved and (not running.is_granted or is_same):
             return ()
         holds = partial(means.quotas.holds, rid=running.rid)
         return [each for each in running.scopes if not await means.until_it_works(partial(holds, each))]

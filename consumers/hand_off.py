@@ -11,7 +11,7 @@ from consumers.running import Running, Stop
 from policies.retries import Failure
 from policies.scripts import BoardUnavailableError
 from router.board import Run, Submission
-from router.job import Job
+from router.job import AtBackend, Job
 from router.payloads import body_path
 
 
@@ -23,12 +23,13 @@ class HandOff:
     running: Running
     following: Following
 
-    async def recovered(self, claim: Run, attempt: int) -> Submitted | None:
-        """The call of an attempt whose process died in it, where its backend can find it."""
+    async def recovered(self, claim: Run, attempt: int, at: AtBackend | None) -> Submitted | None:
+        """The call of an attempt whose process died in it, or whose board was lost, where its backend can find it."""
         backend = self.means.backend
         if type(claim) is not Run or not isinstance(backend, RecoveringBackend):
             return None
-        return await backend.recover(self.running.job, self.running.deployment, attempt=attempt)
+        reference = at.reference if at is not None and at.attempt == attempt else None
+        return await backend.recover(self.running.job, self.running.deployment, attempt=attempt, reference=reference)
 
     async def keep(self, job: Job, submitted: Submitted) -> Outcome:
         """Let the backend keep it. Its body stays where a later attempt finds it, as its record goes now."""
@@ -39,7 +40,7 @@ class HandOff:
         if not await self._submit(job, submitted.reference, submitted.check_in_s):
             return Later(1.0, "lost")
         await (self._hold(submitted.check_in_s) if submitted.holds_places else self._let_go())
-        return HandedOff()
+        return HandedOff(AtBackend(self.running.number, submitted.reference))
 
     async def collect(self, submission: Submission) -> Outcome:
         """Ask the backend, and conclude the job if it is over there, cancelled or past its deadline."""

@@ -1,7 +1,7 @@
 """What became of one delivery of a job."""
 
 from policies.values import dataclass
-from router.job import Job
+from router.job import AtBackend, Job
 
 LONGEST_PARK_S = 30.0  # what waits longer does so on a retry topic
 
@@ -45,8 +45,11 @@ class Dead:
 class HandedOff:
     """The backend has taken the job, and the board knows it; a collector concludes it.
 
-    The record goes round the retry topics until then: should the board be lost, it is all that is known of the job.
+    The record goes round the retry topics until then, and says which call it has: should the board be lost, it is all
+    that is known of the job. A collector needs no `at`.
     """
+
+    at: AtBackend | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from policies.quota import Quotas, Scope
 from policies.scripts import BoardUnavailableError
 from router.board import Board, CancelRequested, Lost
 from router.job import Job
+from router.outbox import reservation_id
 from router.wakeups import Wakeups
 
 
@@ -33,8 +34,9 @@ class Running:
 
     `rid` is its reservation's, `born_at` and `ends_at` the job's accept and deadline on this process' steady clock.
     `is_open` once its call may have been made, until then nothing is charged for it; `is_rerun` where an earlier
-    attempt was, so that the board knows more charges than this one's. `epoch` is the board's that it was claimed on.
-    `cut` attempts at its deployment ended with their process. `traceparent` names its span, where there are any.
+    attempt was, so that the board knows more charges than this one's. `epoch` is the board's that it was claimed on;
+    `is_unreserved` where it was begun on a board that was lost. `cut` attempts at its deployment ended with their
+    process. `traceparent` names its span, where there are any.
     """
 
     job: Job
@@ -50,6 +52,7 @@ class Running:
     cut: int = 0
     epoch: str | None = None
     is_granted: bool = False
+    is_unreserved: bool = False
     is_open: bool = False
     is_probe: bool = False
     used: Usage | None = None
@@ -66,6 +69,10 @@ class Running:
     def seconds_left(self, now: float) -> float:
         """Until its deadline."""
         return max(0.0, self.ends_at - now)
+
+    def goes_on(self, attempt: int) -> None:
+        """It is no new attempt: the call of this one is under way."""
+        self.number, self.rid = attempt, reservation_id(self.job.id, attempt)
 
     def close(self, why: Stop) -> None:
         """Close its upstream call, for the first reason given."""

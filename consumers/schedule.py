@@ -17,7 +17,7 @@ from policies.concurrency import Usual, places
 from policies.deployments import Deployment
 from policies.quota import Kind, Part, deployment_scope
 from router.envelope import to_record
-from router.job import Job, JobClass
+from router.job import NOTHING_EARLIER, Earlier, Job, JobClass
 from router.log import Delivery, Record
 
 MOST_APART = 256  # jobs of a deployment that wait for one of its replicas while others go past them
@@ -30,7 +30,7 @@ class Ticket:
     """A job that this worker holds, with the record that it must say `done` for.
 
     It needs quota of its tenant's parts and of its deployment's; `has_quota`: the door has reserved its tenant's, for
-    all that is known here. `place` is its number if it was held back.
+    all that is known here. `earlier` is what the record says of the job's past, `place` its number if it was held back.
     """
 
     job: Job
@@ -39,6 +39,7 @@ class Ticket:
     of_tenant: tuple[Part, ...] = ()
     of_deployment: tuple[Part, ...] = ()
     has_quota: bool = False
+    earlier: Earlier = NOTHING_EARLIER
     place: int | None = None
 
     @property

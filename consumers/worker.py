@@ -28,8 +28,8 @@ from policies.deployments import Deployment, Modality
 from policies.ending import ended
 from policies.scripts import BoardUnavailableError
 from router import topics
-from router.envelope import EnvelopeError, from_record, postponed, to_record
-from router.job import Job, JobClass
+from router.envelope import EnvelopeError, earlier, from_record, kept, postponed, to_record
+from router.job import AtBackend, Job, JobClass
 from router.log import Delivery, Log, LogUnavailableError, Record, Subscription
 from router.queues import Queues, Told, Working
 
@@ -169,14 +169,15 @@ class Worker:
         self._held_bytes += size
         self._pace.took(delivery.topic)
         try:
-            job = from_record(delivery.record)
+            job, past = from_record(delivery.record), earlier(delivery.record)
         except EnvelopeError as error:
             log.error("record_undecodable", topic=delivery.topic, position=delivery.position, error=str(error))
             self.breaker.add(dead=True)
             tasks.create_task(self._bury(subscription, delivery, size, Dead("undecodable", str(error))))
             return
         of_tenant, of_deployment = self.attempt.scopes(job)
-        self._put(Ticket(job, delivery, size, enforced(of_tenant), enforced(of_deployment), job.is_reserved))
+        ticket = Ticket(job, delivery, size, enforced(of_tenant), enforced(of_deployment), job.is_reserved, past)
+        self._put(ticket)
 
     def _make_room(self, tasks: asyncio.TaskGroup, subscription: Subscription) -> None:
         """What a tenant's quota holds back for long waits on a retry topic."""
@@ -249,7 +250,7 @@ class Worker:
         owner = f"{self.attempt.wakeups.channel}|{delivery.topic}|{delivery.position}|{next(self._order)}"
         self._pace.began(delivery.topic, job.created_at)
         try:
-            outcome = await self.attempt(job, owner, tally, shared.call if shared else None)
+            outcome = await self.attempt(job, owner, tally, shared.call if shared else None, ticket.earlier)
         except Exception as error:  # even the way out of a crash crashed: the worker goes on
             log.exception("attempt_crashed_twice", job=job.id, tenant=job.tenant, error=type(error).__name__)
             outcome = Dead("crashed", type(error).__name__)
@@ -280,17 +281,17 @@ class Worker:
                 self._put(ticket, in_front=True)
             case Dead():
                 tasks.create_task(self._bury(subscription, delivery, ticket.size, outcome))
-            case HandedOff():
-                await self._keep_record(subscription, ticket)
+            case HandedOff(at):
+                await self._keep_record(subscription, ticket, at)
             case MovedOn():
                 await self._move_on(subscription, ticket, outcome.job)
             case Left():
                 return
 
-    async def _keep_record(self, subscription: Subscription, ticket: Ticket) -> None:
+    async def _keep_record(self, subscription: Subscription, ticket: Ticket, at: AtBackend | None) -> None:
         seconds = self.bounds.handed_off_s
         due_at = seconds + await self.attempt.until_it_works(self.attempt.board.now)
-        await self._postpone(subscription, ticket, Later(seconds, "handed_off", due_at))
+        await self._postpone(subscription, ticket, Later(seconds, "handed_off", due_at), at)
 
     async def _move_on(self, subscription: Subscription, ticket: Ticket, job: Job) -> None:
         """To the other deployment's line: here, where a caller may wait, or on the topic of another backend's lane."""
@@ -302,10 +303,13 @@ class Worker:
         await self.attempt.until_it_works(lambda: self.log.append(job.topic, to_record(job)))
         await self._done(subscription, ticket.delivery, ticket.size)
 
-    async def _postpone(self, subscription: Subscription, ticket: Ticket, later: Later) -> None:
+    async def _postpone(
+        self, subscription: Subscription, ticket: Ticket, later: Later, at: AtBackend | None = None
+    ) -> None:
         """Let it wait on a retry topic; only once it is there is this record done."""
         assert later.due_at is not None
-        record = postponed(ticket.record, ticket.job.topic, due_at=later.due_at, reason=later.reason)
+        record = ticket.record if at is None else kept(ticket.record, at)
+        record = postponed(record, ticket.job.topic, due_at=later.due_at, reason=later.reason)
         topic = topics.retry_topic(later.seconds)
         await self.attempt.until_it_works(lambda: self.log.append(topic, record))
         await self._done(subscription, ticket.delivery, ticket.size)

@@ -14,7 +14,7 @@ from policies.pricing import ChargeLine, picodollars, total
 from policies.scripts import BoardUnavailableError, Script, Scripts, Value
 from policies.values import dataclass
 from router import compact, envelope, ledger
-from router.job import JSON, Job, JobState, Payload, Queue, Stay
+from router.job import JSON, NOTHING_EARLIER, AtBackend, Earlier, Job, JobState, Payload, Queue, Stay
 from router.log import Record
 
 EPOCH = "board:epoch"
@@ -101,11 +101,6 @@ class Moved:
     """The job has gone on at another deployment since its record was written; this is it now."""
 
     job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class AtBackend:
-    """A backend has it, and a collector will conclude it."""
 
 
 Claim = Run | Cancelled | Expired | Busy | Finished | Moved | AtBackend
@@ -230,6 +225,7 @@ class Submission:
     attempt: int
     seconds_left: float
     is_cancelled: bool
+    is_unreserved: bool = False  # its reservation went with a lost board
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,12 +377,15 @@ class Board:
         """The log did not confirm. Returns `rejected`, or the state of a job that was claimed all the same."""
         return _state(await self._run(self._reject, tenant, job_id, self._keep_ms))
 
-    async def claim(self, job: Job, owner: str, *, lease_s: float) -> Claim:
+    async def claim(self, job: Job, owner: str, *, lease_s: float, earlier: Earlier = NOTHING_EARLIER) -> Claim:
         """Take the run lease. `owner` begins with the channel on which a cancel reaches it, then `|`.
 
-        A job that the board has lost is written anew from its record.
+        A job that the board has lost is written anew from its record; where that says that a backend has taken it, that
+        attempt is open.
         """
         arguments: list[Value] = [owner, int(lease_s * 1000), len(job.route.tried)]
+        kept = earlier.at_backend
+        arguments += [0 if kept is None else kept.attempt, round(earlier.replayed_at * 1000)]
         answer = cast("list[bytes]", await self._run(self._claim, job.tenant, job.id, *arguments))
         if answer[0] == b"missing":
             if await self.epoch() is None:  # all is lost, and what is over is not known before it is rebuilt
@@ -400,8 +399,8 @@ class Board:
                 return Busy(int(left) / 1000)
             case [b"finished", state, _]:
                 return Finished(JobState(state.decode()))
-            case [b"submitted"]:
-                return AtBackend()
+            case [b"submitted", attempt, reference]:
+                return AtBackend(int(attempt), reference.decode())
             case [b"moved", about]:
                 return Moved(_as_known(job, about))
         kind = {b"run": Run, b"cancelled": Cancelled, b"expired": Expired}[answer[0]]
@@ -485,8 +484,8 @@ class Board:
         answer = await self._run(self._collect, tenant, job_id, owner, int(lease_s * 1000), most, backend)
         rows = cast("list[list[bytes]]", answer)
         return [
-            Submission(i.decode(), reference.decode(), int(attempt), int(left) / 1000, cancel == b"1")
-            for i, reference, attempt, left, cancel in rows
+            Submission(i.decode(), reference.decode(), int(attempt), int(left) / 1000, cancel == b"1", lost == b"1")
+            for i, reference, attempt, left, cancel, lost in rows
         ]
 
     async def finish(self, job: Job, owner: str, conclusion: Conclusion) -> float | None:
@@ -638,9 +637,9 @@ class Board:
         """These are no longer in the object store."""
         await self._run(self._forget_objects, tenant, "", *paths)
 
-    async def bury(self, tenant: str, job_id: str, state: JobState) -> bool:
-        """Rebuild: the log says that this job is over. False when that was known."""
-        return bool(await self._run(self._bury, tenant, job_id, state, self._keep_ms))
+    async def bury(self, tenant: str, job_id: str, state: JobState, *, at: float) -> bool:
+        """Rebuild: the log says that this job was over by then. False when that was known, or it runs again since."""
+        return bool(await self._run(self._bury, tenant, job_id, state, self._keep_ms, round(at * 1000)))
 
     async def recount(self, tenant: str, job_id: str, text: str, *, at: float) -> bool:
         """Rebuild: the ledger has this attempt (`Attempted.text`). False when that was known."""

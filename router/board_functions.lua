@@ -177,6 +177,12 @@ local function not_submitted(job, id)
   redis.call('HDEL', job, 'submitted', 'kept_by')
 end
 
+-- A failed job is to run again: what its end has left behind goes.
+local function revive(job)
+  redis.call('HSET', job, 'deliveries', '0', 'revived_at', whole(now_ms()))
+  redis.call('HDEL', job, 'late', 'error', 'finished', 'gone', 'usage', 'not_before', 'ended_by', 'hop', 'problem')
+end
+
 -- Make a state final: nothing waits for this job any more, and its event waits in the outbox.
 local function conclude(job, id, name, state, event, keep_ms, result_ttl_ms, now)
   redis.call('HSET', job, 'state', state, 'finished', whole(now), 'gone', whole(now + result_ttl_ms))

@@ -4,14 +4,14 @@
 local job, id = KEYS[1], ARGV[2]
 local h = redis.call('HMGET', job, 'state', 'revived', 'about')
 if h[1] == 'failed' and not h[3] then -- a rebuild has found its end, and nothing more: its record makes it anew
-  redis.call('HDEL', job, 'state', 'gone')
+  redis.call('HDEL', job, 'state', 'gone', 'finished')
   return false
 end
 if not h[1] or not h[3] then return false end
 if h[1] == 'queued' and h[2] == ARGV[3] then return h[1] end
 if h[1] ~= 'failed' then return h[1] end
-redis.call('HSET', job, 'state', 'queued', 'revived', ARGV[3], 'deliveries', '0', 'expires', ARGV[4])
-redis.call('HDEL', job, 'late', 'error', 'finished', 'gone', 'usage', 'not_before', 'ended_by', 'hop', 'problem')
+revive(job)
+redis.call('HSET', job, 'state', 'queued', 'revived', ARGV[3], 'expires', ARGV[4])
 redis.call('HSET', job, 'about', ARGV[5])
 redis.call('PERSIST', job)
 redis.call('ZADD', P .. 'unfinished', ARGV[4], id)

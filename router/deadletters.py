@@ -85,7 +85,7 @@ class DeadLetters:
         state = await self.board.revive(job, letter.id)
         if state not in (JobState.QUEUED, None):
             raise NotReplayableError(f"its job is {state}, and only a failed one runs again")
-        await self.log.append(job.topic, envelope.to_record(job))
+        await self.log.append(job.topic, envelope.replayed(envelope.to_record(job), at=now))
         await self.board.close_letter(letter.id, "replayed")
         return job
 

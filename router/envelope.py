@@ -11,7 +11,21 @@ from typing import Any
 from policies.deployments import Fallback, Modality, Tier
 from policies.retries import Failure
 from router import compact
-from router.job import JSON, Alternative, Estimate, Job, JobClass, Line, Payload, Queue, Reply, Route
+from router.job import (
+    JSON,
+    NOTHING_EARLIER,
+    Alternative,
+    AtBackend,
+    Earlier,
+    Estimate,
+    Job,
+    JobClass,
+    Line,
+    Payload,
+    Queue,
+    Reply,
+    Route,
+)
 from router.log import Record
 
 VERSION = "1"
@@ -85,6 +99,32 @@ def brought_back(record: Record) -> tuple[str, Record]:
     """The topic that a postponed record goes back to, and the record as it was."""
     headers = {name: value for name, value in record.headers.items() if not name.startswith("retry-")}
     return record.headers["retry-topic"], Record(record.value, headers)
+
+
+def kept(record: Record, at: AtBackend) -> Record:
+    """A record whose job a backend has taken."""
+    value = compact.text({"attempt": at.attempt, "reference": at.reference})
+    return Record(record.value, {**record.headers, "at-backend": value})
+
+
+def replayed(record: Record, *, at: float) -> Record:
+    """A record whose job runs again, though it had failed."""
+    return Record(record.value, {**record.headers, "replayed-ms": _ms(at)})
+
+
+def earlier(record: Record) -> Earlier:
+    """What it says of its job's past. Raises `EnvelopeError`."""
+    headers = record.headers
+    if "at-backend" not in headers and "replayed-ms" not in headers:
+        return NOTHING_EARLIER
+    try:
+        at_backend = json.loads(headers["at-backend"]) if "at-backend" in headers else None
+        return Earlier(
+            None if at_backend is None else AtBackend(_whole(at_backend["attempt"]), str(at_backend["reference"])),
+            _whole(headers.get("replayed-ms", "0")) / 1000,
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise EnvelopeError(f"at-backend or replayed-ms has a wrong value ({type(error).__name__})") from None
 
 
 def to_headers(job: Job) -> dict[str, str]:

@@ -215,6 +215,25 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class AtBackend:
+    """A backend has it, by this name of the attempt's call, and a collector will conclude it."""
+
+    attempt: int
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What a record says of its job's past, should the board have lost it since. `replayed_at`: 0.0 is never."""
+
+    at_backend: AtBackend | None = None
+    replayed_at: float = 0.0
+
+
+NOTHING_EARLIER = Earlier()
+
+
+@dataclass(frozen=True, slots=True)
 class Stay:
     """How long a call was at a backend that has a queue of its own, in seconds; `running` of it about, where known."""
 

@@ -64,7 +64,7 @@ class Rebuild:
             event = ledger.event_of(delivery.record)
             if event is not None:
                 done.events += 1
-                done.buried += await self.board.bury(event.tenant, event.job_id, event.state)
+                done.buried += await self.board.bury(event.tenant, event.job_id, event.state, at=event.at)
                 progress(done)
         sums = _Sums(await self.board.now(), self.board.tombstone_s)
         async for record in self._charges(sums):

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from consumers.aws.backend_sagemaker import SageMakerBackend
 from consumers.retrier import Retrier
+from consumers.worker import Bounds
 from policies.deployments import Deployment
 from router import topics
 from router.job import Job, JobState
@@ -39,12 +40,12 @@ class Place:
             yield backend
 
     @asynccontextmanager
-    async def running(self, *, collectors: int = 1) -> AsyncGenerator[None]:
+    async def running(self, *, collectors: int = 1, handed_off_s: float = 600.0) -> AsyncGenerator[None]:
         """A worker, the retriers and so many collectors, each with clients of its own."""
         stop = asyncio.Event()
         bench = self.bench
         async with self.backend() as backend, asyncio.TaskGroup() as tasks:
-            tasks.create_task(bench.worker(backend).run(stop))
+            tasks.create_task(bench.worker(backend, bounds=Bounds(handed_off_s=handed_off_s)).run(stop))
             for topic in topics.RETRIES:
                 tasks.create_task(Retrier(bench.log, bench.board, topic).run(stop))
             for _ in range(collectors):

@@ -115,14 +115,20 @@ class SageMakerBackend:
             raise
         return Submitted(str(known), next_look(0.0, has_messages=bool(place.queue) and known.is_sure))
 
-    async def recover(self, job: Job, deployment: Deployment, *, attempt: int) -> Submitted | None:
+    async def recover(
+        self, job: Job, deployment: Deployment, *, attempt: int, reference: str | None
+    ) -> Submitted | None:
         """The call of an attempt whose process died in it: taken or not, its result would lie in a known place."""
         place = place_of(deployment)
         if place.is_realtime:
             return None
-        known = await self._submits.planned(job, deployment, attempt)
-        if not known.output_at and not place.queue:
-            return None
+        if reference is not None:
+            known = Reference.parse(reference)
+            await self._look_soon(job.tenant, deployment, known)
+        else:
+            known = await self._submits.planned(job, deployment, attempt)
+            if not known.output_at and not place.queue:
+                return None
         await self._begun(job, deployment, attempt)
         return Submitted(str(known), next_look(0.0, has_messages=False))
 

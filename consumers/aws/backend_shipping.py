@@ -111,10 +111,12 @@ class ShippingBackend:
         """Of the live one."""
         return None if self._live is None else await self._live.ping(deployment)
 
-    async def recover(self, job: Job, deployment: Deployment, *, attempt: int) -> Submitted | None:
+    async def recover(
+        self, job: Job, deployment: Deployment, *, attempt: int, reference: str | None
+    ) -> Submitted | None:
         """A job that could wait when its process died: it waits still, or from now on."""
         if job.endpoint == VIDEOS:
-            return await self._videos.recover(job, deployment, attempt=attempt)
+            return await self._videos.recover(job, deployment, attempt=attempt, reference=reference)
         if deployment.shipping is None:
             return None
         while True:
@@ -122,10 +124,10 @@ class ShippingBackend:
                 _, phase = await self._shipments.look(deployment.name, record_of(job.id, attempt))
                 if phase is Phase.NOWHERE:
                     asked = await self._asked.of(job)
-                    can_wait = asked is not None and _can_wait(asked, deployment, attempt)
-                    if not can_wait or not await self._joins(job, deployment, attempt):
+                    if asked is None or not _can_wait(asked, deployment, attempt):
                         return None
-                return _submitted(job, deployment, attempt)
+                # A batch job that a lost board had is told whose its record is.
+                return _submitted(job, deployment, attempt) if await self._joins(job, deployment, attempt) else None
             except (BackendError, BoardUnavailableError):
                 await asyncio.sleep(AWAY_S)
 

@@ -62,9 +62,11 @@ class Videos:
                 return Submitted(UNSURE, SOON_S)
             raise
 
-    async def recover(self, job: Job, deployment: Deployment, *, attempt: int) -> Submitted | None:
+    async def recover(
+        self, job: Job, deployment: Deployment, *, attempt: int, reference: str | None
+    ) -> Submitted | None:
         """Whether or not it was asked for when its process died: from now on it is, once."""
-        return Submitted(UNSURE, SOON_S)
+        return Submitted(reference or UNSURE, SOON_S)
 
     async def collect(self, job: Job, deployment: Deployment, reference: str, *, attempt: int) -> Answer | Pending:
         """The video, once it lies there."""

@@ -168,7 +168,7 @@ async def test_a_worker_that_died_after_it_had_asked_makes_no_second_call(place:
     await board.start(job, "dead|1", most_deliveries=3, microbatch="mb_1")
     asked = AskedJobs(board, place.bench.payloads)
     async with ShippingBackend.open(None, place.bench.scripts, asked, place.bench.deployments) as dead:
-        await dead.recover(job, place.deployment, attempt=1)
+        await dead.recover(job, place.deployment, attempt=1, reference=None)
         await dead._videos.call(job, place.deployment, attempt=1)  # and now it dies
 
     async with place.running():

@@ -13,6 +13,7 @@ from consumers.backend import Answer, OnChunk, SoFar
 from consumers.backend_echo import EchoBackend
 from consumers.breaker import IN_A_ROW, WINDOW, Breaker
 from policies.deployments import Deployment
+from router import envelope
 from router.deadletters import DeadLetter, DeadLetters, NotReplayableError, Wanted
 from router.job import Job, JobState
 from router.log import Record
@@ -115,6 +116,58 @@ async def test_after_the_board_was_lost_one_is_run_again_all_the_same(bench: Ben
 
     assert charged == [(1, True), (2, True)]
     assert await bench.board.state(job.tenant, job.id) is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("is_wiped", [True, False])
+async def test_one_that_was_queued_again_when_the_board_was_lost_is_run_once(bench: Bench, is_wiped: bool) -> None:
+    backend = Broken()
+    [job] = await crashed(bench, backend)
+    backend.is_mended, copy = True, await bench.copied()
+    [letter] = await letters(bench)
+    await DeadLetters(bench.log, bench.board).replay(letter)
+    await (bench.wipe() if is_wiped else bench.set_back(copy))
+    await bench.rebuild()
+    async with working(bench, backend):
+        await until(lambda: _has_completed(bench, job))
+
+    assert sorted((row["attempt"], row["concluded"]) for row in await bench.charges()) == [(1, True), (2, True)]
+
+
+async def test_one_that_failed_again_is_not_run_a_third_time_after_the_board_was_lost(bench: Bench) -> None:
+    backend = Broken()
+    [job] = await crashed(bench, backend)
+    [letter] = await letters(bench)
+    async with working(bench, backend):
+        again = await DeadLetters(bench.log, bench.board).replay(letter)
+        await until(lambda: _are_buried(bench, 1))
+        await until(lambda: _is_other(bench, letter))
+    await bench.wipe()
+    await bench.rebuild()
+    await bench.log.append(job.topic, envelope.replayed(envelope.to_record(again), at=again.created_at))
+    other = await bench.queued("another")
+    async with working(bench):
+        await bench.ended(other)
+
+    assert await bench.board.state(job.tenant, job.id) is JobState.FAILED
+    assert sorted(row["attempt"] for row in await bench.charges() if row["job"] == job.id) == [1, 2]
+
+
+async def test_a_rebuild_of_a_whole_board_leaves_one_that_is_queued_again(bench: Bench) -> None:
+    backend = Broken()
+    [job] = await crashed(bench, backend)
+    [letter] = await letters(bench)
+    await DeadLetters(bench.log, bench.board).replay(letter)
+    await bench.rebuild()
+    backend.is_mended = True
+    state = await bench.state(job)
+    async with working(bench, backend):
+        await until(lambda: _has_completed(bench, job))
+
+    assert state is JobState.QUEUED
+
+
+async def _is_other(bench: Bench, letter: DeadLetter) -> bool:
+    return [each.id for each in await letters(bench)] != [letter.id]
 
 
 async def _has_completed(bench: Bench, job: Job) -> bool:

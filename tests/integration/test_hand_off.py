@@ -93,6 +93,17 @@ class HastyBackend(TakingBackend):
         return None
 
 
+@dataclass
+class RecoveringTakingBackend(TakingBackend):
+    """It finds a call again that it has taken."""
+
+    async def recover(
+        self, job: Job, deployment: Deployment, *, attempt: int, reference: str | None
+    ) -> Submitted | None:
+        """By the name that it gave."""
+        return None if reference is None else Submitted(reference, self.check_in_s)
+
+
 DONE = Answer(b'{"object":"chat.completion"}', Usage(input=3, output=5))
 
 
@@ -369,16 +380,60 @@ async def test_the_record_goes_round_until_it_is_over_and_submits_nothing_meanwh
 
 
 async def test_a_board_that_is_lost_loses_no_job_that_a_backend_has(bench: Bench) -> None:
+    """This one cannot say what became of the first call: it may have been billed, and is made again."""
     backend = TakingBackend()
     job = await bench.queued()
     async with running(bench, backend, handed_off_s=0.5):
         await taken(bench, backend)
+        await until(lambda: _went_round(bench, 1))
         await bench.wipe()
         await bench.rebuild()
-        backend.verdicts[f"{job.id}.1"] = DONE
+        backend.verdicts[f"{job.id}.2"] = DONE
         await until(lambda: _has_events(bench, 1))
 
     assert await bench.events() == {f"job_{job.id}": "job.completed"}
+    assert {row["attempt"]: row["concluded"] for row in await bench.charges()} == {1: False, 2: True}
+
+
+@pytest.mark.parametrize("copy_when", ["never", "queued", "called"])
+async def test_a_call_that_a_backend_has_is_not_made_again_when_the_board_is_lost_and_charged_once(
+    redis: "Redis", tmp_path: Path, copy_when: str
+) -> None:
+    limits = Limits(usd_per_month=Decimal(9), tokens_per_day=1_000_000, concurrency=1)
+    tenant, deployment = Tenant("acme", limits), a_deployment(limits=limits)
+    async with a_bench(redis, tmp_path, deployments=[deployment], tenants=[tenant]) as bench:
+        bench.lease_s = 0.9
+        backend = RecoveringTakingBackend()
+        job = await bench.job()
+        copy = await bench.copied()
+        await bench.log.append(job.topic, envelope.to_record(job))
+        async with running(bench, backend, handed_off_s=0.5):
+            if copy_when == "called":
+                await until(lambda: _runs(bench, job))
+                copy = await bench.copied()
+            await taken(bench, backend)
+            await until(lambda: _went_round(bench, 1))
+            await (bench.wipe() if copy_when == "never" else bench.set_back(copy))
+            await bench.rebuild()
+            await until(lambda: _collected(bench, job))
+            backend.verdicts[f"{job.id}.1"] = DONE
+            await until(lambda: _has_events(bench, 1))
+            await until(lambda: _is_forgotten(bench))
+        used = [await redis.hvals(f"{slot}:quota:{what}") for slot in ("{t:acme}", "{b:small}") for what in ("day",)]
+
+    assert backend.submitted == [f"{job.id}.1"]
+    [row] = await bench.charges()
+    assert (row["attempt"], row["concluded"], row["tokens"]) == (1, True, 8)
+    assert used == [[b"8"], [b"8"]]
+
+
+async def _runs(bench: Bench, job: Job) -> bool:
+    return await bench.state(job) is JobState.RUNNING
+
+
+async def _collected(bench: Bench, job: Job) -> bool:
+    """Whether the board knows that a backend has it."""
+    return bool(await bench.redis.hexists(f"{{t:acme}}:job:{job.id}", "submitted"))
 
 
 async def _has_events(bench: Bench, count: int) -> bool:

@@ -140,7 +140,7 @@ async def test_jobs_past_their_deadline_do_not_count_even_before_they_are_swept(
 
 async def test_a_job_that_a_rebuild_finds_over_makes_room(board: Board, redis: Redis) -> None:
     job = await a_taken_job(board, most=1)
-    await board.bury(job.tenant, job.id, JobState.COMPLETED)
+    await board.bury(job.tenant, job.id, JobState.COMPLETED, at=await board.now())
 
     assert await counted(redis) == 0
 

@@ -21,7 +21,7 @@ from router.job import Job, JobState
 from tests.aws import AwsPlace
 from tests.builders import until
 from tests.doubles import OpenAIDouble, openai_double
-from tests.endpoint_place import LONG_S, Place, a_place, ended, is_empty, is_over_there
+from tests.endpoint_place import LONG_S, Place, a_place, ended, is_empty, is_handed_off, is_over_there, submitted
 
 pytestmark = pytest.mark.usefixtures("aws_credentials")
 
@@ -115,6 +115,30 @@ async def test_a_worker_that_died_between_the_call_and_its_hand_off_makes_no_sec
 
     assert len(await place.at.invocations()) == 1
     assert [row["attempt"] for row in await place.bench.charges()] == [1]
+
+
+async def test_a_call_that_ends_while_the_board_does_not_know_of_it_is_not_made_again_and_charged_once(
+    place: Place,
+) -> None:
+    await place.at.turn(instances=0)
+    job = await place.bench.queued()
+    async with place.running(handed_off_s=2.0):
+        await submitted(place, 1)
+        await until(lambda: is_handed_off(place, job), within=LONG_S)
+        await place.bench.wipe()
+        await place.bench.rebuild()
+        await place.at.turn(instances=1)
+        await until(lambda: is_over_there(place), within=LONG_S)
+        await until(lambda: _is_known(place, job), within=LONG_S)
+        assert await ended(place, job) == [JobState.COMPLETED]
+        await until(lambda: is_empty(place), within=LONG_S)
+
+    assert len(await place.at.invocations()) == 1
+    assert [(row["attempt"], row["concluded"]) for row in await place.bench.charges()] == [(1, True)]
+
+
+async def _is_known(place: Place, job: Job) -> bool:
+    return await place.bench.board.view(job.tenant, job.id) is not None
 
 
 async def test_a_message_that_never_comes_is_made_up_for_by_looking(place: Place) -> None:

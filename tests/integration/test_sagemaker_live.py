@@ -35,7 +35,7 @@ async def test_a_real_endpoint_answers_where_its_name_says_that_it_would(scripts
 
     async with SageMakerBackend.open({"live": deployment}, ["acme"], scripts) as backend:
         assert await backend.ping(deployment) is None
-        foreseen = await backend.recover(job, deployment, attempt=1)
+        foreseen = await backend.recover(job, deployment, attempt=1, reference=None)
         taken = await backend.call(job, deployment, attempt=1, on_chunk=None, so_far=SoFar())
         assert isinstance(taken, Submitted) and foreseen is not None
         planned, known = Reference.parse(foreseen.reference), Reference.parse(taken.reference)

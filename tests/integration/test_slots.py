@@ -124,7 +124,7 @@ async def test_what_the_sweeper_and_a_rebuild_do_stays_in_the_slot(cluster: Scri
     await board.reject("acme", ghost.id)
     await board.cancel("acme", ended.id, an_event(ended, JobState.CANCELLED))
     await board.expire("acme", known.id, an_event(known, JobState.EXPIRED))
-    await board.bury("acme", lost.id, JobState.COMPLETED)
+    await board.bury("acme", lost.id, JobState.COMPLETED, at=await board.now())
     await board.recount("acme", lost.id, a_charge(lost).text(lost, concluded=True), at=lost.created_at)
 
     assert await slots_used(cluster) == {key_slot(b"{t:acme}")}
