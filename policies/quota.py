@@ -377,9 +377,9 @@ class Quotas:
         if scope.parts or unclaimed:
             await self.release(scope.slot, rid, unclaimed=unclaimed)
 
-    async def release(self, slot: str, rid: str, *, unclaimed: str = "") -> None:
-        """The same, whatever the limits are there."""
-        await self._close([_held(slot, rid)], [rid, 0, 0, 0, *([unclaimed] if unclaimed else [])])
+    async def release(self, slot: str, rid: str, *, unclaimed: str = "") -> bool:
+        """The same, whatever the limits are there. Whether anything was reserved."""
+        return await self._close([_held(slot, rid)], [rid, 0, 0, 0, *([unclaimed] if unclaimed else [])])
 
     async def count_unreserved(self, scope: Scope, rid: str, *, tokens: int, usd: Decimal | None) -> None:
         """Count what an attempt used whose reservation went with a lost board: in budgets and days, not in rates."""
@@ -450,9 +450,8 @@ class Quotas:
         """The same, whatever the limits are there."""
         return [_held(slot, rid)], [rid, 1, max(0, tokens), "" if usd is None else nanodollars(usd)]
 
-    async def _close(self, keys: list[str], args: list[Value]) -> None:
-        if keys:
-            await self._scripts.run(self._settle, keys, args)
+    async def _close(self, keys: list[str], args: list[Value]) -> bool:
+        return bool(keys) and bool(await self._scripts.run(self._settle, keys, args))
 
 
 # Verdict, ms to wait, limit or month, number of the part, shadows, and what remains of all parts.

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 
@@ -10,7 +10,7 @@ import structlog
 from ulid import ULID
 
 from policies.pricing import picodollars
-from policies.quota import Quotas, Scopes
+from policies.quota import Held, Quotas, Scopes
 from policies.scripts import Scripts
 from policies.used import Used
 from router import ledger, topics
@@ -19,7 +19,7 @@ from router.costs import DAYS_KEPT
 from router.job import JobState
 from router.keyring import Keyring
 from router.ledger import Charged
-from router.log import Log, Marks, Record
+from router.log import Delivery, Log, Marks, Record
 from router.machine_sums import MachineSums, billed
 from router.outbox import reservation_id
 
@@ -29,6 +29,7 @@ ROUNDS = 20  # of looking at budgets that move meanwhile; in the last one what i
 AGAIN_S = 0.1
 OUTBOX_MOST = 10_000  # entries of a tenant
 SPARE_S = 3600.0  # before a tombstone goes
+AT_ONCE = 256  # records
 REMEMBERED = 200_000  # attempts and bills, by which one that is on the ledger twice is known; repeats come soon after
 
 
@@ -60,63 +61,38 @@ class Rebuild:
         Queued jobs need nothing: their records are on the log, and are run as usual afterwards.
         """
         done, is_lost = Rebuilt(keys=await self.keyring.restore()), await self.board.epoch() is None
-        async for delivery in self.log.read(topics.EVENTS):
-            event = ledger.event_of(delivery.record)
-            if event is not None:
-                done.events += 1
-                done.buried += await self.board.bury(event.tenant, event.job_id, event.state, at=event.at)
-                progress(done)
-        sums = _Sums(await self.board.now(), self.board.tombstone_s)
-        async for record in self._charges(sums):
-            await self._count(record, sums, done)
+        async for group in _groups(self.log.read(topics.EVENTS)):
+            ends = [event for each in group if (event := ledger.event_of(each.record)) is not None]
+            done.events += len(ends)
+            buried = (self.board.bury(each.tenant, each.job_id, each.state, at=each.at) for each in ends)
+            done.buried += sum(await asyncio.gather(*buried))
             progress(done)
-        await self._restore_budgets(sums, done, is_lost=is_lost)
+        sums = _Sums(await self.board.now(), self.board.tombstone_s)
+        await self._restore_budgets(sums, done, progress, is_lost=is_lost)
         await self._restore_days(sums)
         await self.board.begin_epoch(str(ULID()), only_first=False)
         return done
 
-    async def _charges(self, sums: "_Sums") -> AsyncGenerator[Record]:
-        """What is on the ledger and was not read before."""
-        async for delivery in self.log.read(topics.CHARGES, marks=sums.marks):
-            yield delivery.record
-
-    async def _unpublished(self) -> AsyncGenerator[Record]:
-        """What will be on the ledger in a moment: it is settled on the board."""
-        for tenant in self.scopes.tenants:
-            for entry in await self.board.outbox(tenant, most=OUTBOX_MOST):
-                yield entry.record
-
-    async def _count(self, record: Record, sums: "_Sums", done: Rebuilt) -> None:
-        attempt = ledger.attempt_of(record)
-        if attempt is not None:
-            done.attempts += 1
-            done.recounted += await self._count_attempt(attempt, record.value.decode(), sums)
-        elif (bill := billed(record)) is not None and not sums.is_repeat(bill.id):
-            sums.machines.add(bill)
-
-    async def _count_attempt(self, attempt: Charged, text: str, sums: "_Sums") -> bool:
-        if sums.is_repeat(reservation_id(attempt.job_id, attempt.number)):
-            return False
-        of_tenant = self.scopes.of_tenant(attempt.tenant, deployment=attempt.deployment, key=attempt.key)
-        for scope in (of_tenant, self.scopes.of_deployment(attempt.deployment)):
-            sums.used.add(scope, attempt.at, attempt.usage, attempt.usd)
-        if sums.is_forgotten(attempt):
-            return False
-        return await self.board.recount(attempt.tenant, attempt.job_id, text, at=attempt.at)
-
-    async def _restore_budgets(self, sums: "_Sums", done: Rebuilt, *, is_lost: bool) -> None:
+    async def _restore_budgets(
+        self, sums: "_Sums", done: Rebuilt, progress: Callable[[Rebuilt], None], *, is_lost: bool
+    ) -> None:
         """What the board says of a part is looked at, and then all that it should say is found out.
 
-        Where it says something else by then, a call has begun or ended meanwhile, and all is looked at once more.
+        Where it says something else by then, a call has begun or ended meanwhile, and all is looked at once more. On a
+        board that is whole, it is right.
         """
+        await self._open(sums)
+        await self._read_ledger(sums, done, progress)
         month, day, written = sums.used.month, sums.used.day, sums.written
         for left in reversed(range(ROUNDS if is_lost else 1)):
             keys = sums.used.parts.keys() - written
-            seen = {key: await self.quotas.spent(key, month=month, day=day) for key in keys} if left else {}
-            for records in (self._charges(sums), self._unpublished()):
-                async for record in records:
-                    await self._count(record, sums, done)
-            used = await self._with_held(sums, is_lost=is_lost)
+            looks = left or not is_lost
+            seen = {key: await self.quotas.spent(key, month=month, day=day) for key in keys} if looks else {}
+            # In the way that an attempt goes, so that one which goes on meanwhile is met at its next place.
+            held, unpublished = await self._open(sums)
+            await self._read_ledger(sums, done, progress)
+            await self._count(unpublished, sums, done)
+            used = await self._with_held(held, sums, is_lost=is_lost)
             for key in keys:
                 if await self.quotas.restore(key, used.parts[key], month=month, day=day, seen=seen.get(key)):
                     written.add(key)
@@ -126,16 +102,52 @@ class Rebuild:
         if is_lost:
             log.warning("budgets_may_be_short", parts=len(sums.used.parts.keys() - written))
 
-    async def _with_held(self, sums: "_Sums", *, is_lost: bool) -> Used:
+    async def _open(self, sums: "_Sums") -> tuple[Sequence[Held], Sequence[Record]]:
+        """What is reserved, and then what will be on the ledger in a moment: it is settled on the board."""
+        held = [each async for each in self.quotas.held()]
+        outboxes = [await self.board.outbox(tenant, most=OUTBOX_MOST) for tenant in self.scopes.tenants]
+        entries = [entry for outbox in outboxes for entry in outbox if not entry.is_event]
+        sums.watched.update(each.rid for each in held)
+        sums.watched.update(entry.field for entry in entries)
+        return held, [entry.record for entry in entries]
+
+    async def _read_ledger(self, sums: "_Sums", done: Rebuilt, progress: Callable[[Rebuilt], None]) -> None:
+        """What was not read before."""
+        async for group in _groups(self.log.read(topics.CHARGES, marks=sums.marks)):
+            await self._count([each.record for each in group], sums, done)
+            progress(done)
+
+    async def _count(self, records: Sequence[Record], sums: "_Sums", done: Rebuilt) -> None:
+        recounts = []
+        for record in records:
+            attempt = ledger.attempt_of(record)
+            if attempt is not None:
+                done.attempts += 1
+                if self._is_of_known_day(attempt, sums):
+                    text = record.value.decode()
+                    recounts.append(self.board.recount(attempt.tenant, attempt.job_id, text, at=attempt.at))
+            elif (bill := billed(record)) is not None and not sums.is_repeat(bill.id):
+                sums.machines.add(bill)
+        done.recounted += sum(await asyncio.gather(*recounts))
+
+    def _is_of_known_day(self, attempt: Charged, sums: "_Sums") -> bool:
+        """Whether its job may say whether it is counted already. In budgets it is now, once."""
+        if sums.is_repeat(reservation_id(attempt.job_id, attempt.number)):
+            return False
+        of_tenant = self.scopes.of_tenant(attempt.tenant, deployment=attempt.deployment, key=attempt.key)
+        for scope in (of_tenant, self.scopes.of_deployment(attempt.deployment)):
+            sums.used.add(scope, attempt.at, attempt.usage, attempt.usd)
+        return not sums.is_forgotten(attempt)
+
+    async def _with_held(self, held: Sequence[Held], sums: "_Sums", *, is_lost: bool) -> Used:
         """And what attempts have reserved that are not charged. An older copy knows reservations of others as well."""
         used = sums.used.copy()
-        async for held in self.quotas.held():
-            if not sums.is_known(held.rid):
-                for part in held.parts:
+        for each in held:
+            if not sums.is_known(each.rid):
+                for part in each.parts:
                     used.add_held(part)
-            elif is_lost and held.is_reserved:
-                await self.quotas.release(held.slot, held.rid)
-                sums.written.difference_update(part.key for part in held.parts)
+            elif is_lost and each.is_reserved and await self.quotas.release(each.slot, each.rid):
+                sums.written.difference_update(part.key for part in each.parts)
         return used
 
     async def _restore_days(self, sums: "_Sums") -> None:
@@ -161,6 +173,8 @@ class _Sums:
     machines: MachineSums = field(default_factory=MachineSums)
     marks: Marks = field(default_factory=dict)  # how far the ledger was read
     written: set[str] = field(default_factory=set)  # the parts that say on the board what they should
+    watched: set[str] = field(default_factory=set)  # attempts of which the board says that they are open
+    _ended: set[str] = field(default_factory=set)  # those of them that were read, however long ago
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
@@ -168,16 +182,18 @@ class _Sums:
 
     def is_repeat(self, name: str) -> bool:
         """Whether it was read before."""
-        if name in self._seen:
+        if self.is_known(name):
             return True
+        if name in self.watched:
+            self._ended.add(name)
         self._seen[name] = None
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
         return False
 
     def is_known(self, rid: str) -> bool:
-        """Whether this attempt was read, not long before the end of the ledger."""
-        return rid in self._seen
+        """Whether this attempt was read: not long ago, or ever where it is watched."""
+        return rid in self._ended or rid in self._seen
 
     def is_forgotten(self, attempt: Charged) -> bool:
         """Whether it was on a day whose jobs are forgotten: then it is added here."""
@@ -218,6 +234,18 @@ async def compare(log: Log, board: Board) -> None:
             if state is None or not (state.is_terminal or event.state is JobState.FAILED):
                 await board.end_epoch(epoch)
                 return
+
+
+async def _groups(records: AsyncGenerator[Delivery]) -> AsyncGenerator[list[Delivery]]:
+    """Many, for one round trip each; in the order that they came."""
+    group: list[Delivery] = []
+    async for record in records:
+        group.append(record)
+        if len(group) == AT_ONCE:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _day(moment: float) -> date:

@@ -21,12 +21,13 @@ from policies.pricing import Usage, total
 from policies.quota import Exhausted, Quotas, Spent, deployment_scope, nanodollars, tenant_scope
 from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
-from router import envelope, topics
+from router import envelope, rebuild, topics
 from router.board import Accepted, Finished, Run
 from router.costs import spent
 from router.epoch import Epoch
 from router.job import Job, JobClass, JobState, Line
-from router.log import Record
+from router.log import Delivery, Marks, Record
+from router.log_streams import StreamsLog
 from router.rebuild import begin, compare
 from tests.builders import (
     Bench,
@@ -314,6 +315,77 @@ async def test_a_call_that_begins_or_ends_just_when_budgets_are_written_is_in_th
 
 async def _runs(bench: Bench, job: Job) -> bool:
     return await bench.state(job) is JobState.RUNNING
+
+
+async def test_a_call_that_ends_while_a_whole_board_is_rebuilt_is_in_the_budgets_as_what_it_used(
+    limited: Bench,
+) -> None:
+    await some_finished(limited, 2, limited_key="ci")
+    before = await budgets(limited)
+    scopes = (
+        tenant_scope(limited.tenants["acme"], deployment="small", key="ci"),
+        deployment_scope(limited.deployments["small"]),
+    )
+    for each in scopes:
+        await limited.quotas.reserve(each, "runs:1", tokens=500, usd=Decimal(1), hold_s=60, ttl_s=60)
+
+    async def end() -> None:
+        for each in scopes:
+            await limited.quotas.settle(each, "runs:1", tokens=7, usd=Decimal("0.25"))
+
+    await replace(limited.rebuild, quotas=Meanwhile(limited, end))()
+
+    assert {name: int(*used.values()) for name, used in (await budgets(limited)).items()} == {
+        name: int(*was.values()) + (7 if name.endswith(":day") else 250_000_000) for name, was in before.items()
+    }
+
+
+class Publishing(StreamsLog):
+    """Somebody puts what waits in the outboxes on the log, once a rebuild has read the ledger to its end twice."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench.redis)
+        self._bench = bench
+        self._times = 0
+
+    async def read(self, topic: str, *, marks: Marks | None = None) -> AsyncGenerator[Delivery]:
+        async for each in super().read(topic, marks=marks):
+            yield each
+        self._times += topic == topics.CHARGES
+        if self._times == 2:
+            await self._bench.outbox.drain("acme")
+
+
+async def test_what_is_on_its_way_to_the_ledger_while_that_is_read_is_in_the_budgets(limited: Bench) -> None:
+    await some_finished(limited, 2, limited_key="ci")
+    before = await budgets(limited)
+    await limited.wipe()
+    job, used = a_job(limited_key="ci"), Usage(input=7, output=3)
+    await limited.board.close_attempt(job, a_charge(job, usage=used))
+    await replace(limited.rebuild, log=Publishing(limited))()
+
+    found = {name: int(*used.values()) for name, used in (await budgets(limited)).items() if name.endswith(":day")}
+    assert found == {name: int(*before[name].values()) + used.total for name in found}
+
+
+async def test_what_an_older_copy_reserves_of_an_attempt_that_ended_long_ago_is_given_back(
+    limited: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebuild, "REMEMBERED", 1)
+    job = await limited.job(limited_key="ci")
+    for each in (tenant_scope(limited.tenants["acme"], deployment="small", key="ci"),):
+        await limited.quotas.reserve(each, f"{job.id}:1", tokens=500, usd=Decimal(1), hold_s=60, ttl_s=60)
+    copy = await limited.copied()
+    await limited.log.append(job.topic, envelope.to_record(job))
+    await some_finished(limited, 5, limited_key="ci")
+    await limited.ended(job)
+    now = await budgets(limited)
+    epoch = await limited.board.epoch()
+    await limited.set_back(copy)
+    await limited.board.end_epoch(cast(str, epoch))
+    await limited.rebuild()
+
+    assert await budgets(limited) == now
 
 
 async def test_days_whose_jobs_are_forgotten_are_counted_once_however_often_it_runs(bench: Bench) -> None:
