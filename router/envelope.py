@@ -45,6 +45,7 @@ _TEXTS = (
     "line",
 )
 _COUNTS = ("images", "audio_seconds", "characters", "video_seconds")  # of an estimate, where there are any
+MOST_ATTEMPTS = 1000  # far above what any rule of retries allows
 LARGEST = 10**13  # of any number in a header; as milliseconds, the year 2286
 
 
@@ -118,12 +119,9 @@ def earlier(record: Record) -> Earlier:
     if "at-backend" not in headers and "replayed-ms" not in headers:
         return NOTHING_EARLIER
     try:
-        at_backend = json.loads(headers["at-backend"]) if "at-backend" in headers else None
-        return Earlier(
-            None if at_backend is None else AtBackend(_whole(at_backend["attempt"]), str(at_backend["reference"])),
-            _whole(headers.get("replayed-ms", "0")) / 1000,
-        )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        at_backend = _at_backend(headers["at-backend"]) if "at-backend" in headers else None
+        return Earlier(at_backend, _whole(headers.get("replayed-ms", "0")) / 1000)
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         raise EnvelopeError(f"at-backend or replayed-ms has a wrong value ({type(error).__name__})") from None
 
 
@@ -285,6 +283,15 @@ def payload_of(text: str) -> Payload:
 def _line(text: str) -> Line:
     values = json.loads(text)
     return Line(_job_id(values["batch"]), str(values["custom_id"]))
+
+
+def _at_backend(text: str) -> AtBackend:
+    values = json.loads(text)
+    attempt, reference = _whole(values["attempt"], least=1), str(values["reference"])
+    if attempt > MOST_ATTEMPTS:
+        raise ValueError("attempt")
+    reference.encode()
+    return AtBackend(attempt, reference)
 
 
 def _job_id(text: str) -> str:

@@ -37,7 +37,7 @@ from policies.deployments import Fallback, Modality, Tier
 from policies.pricing import Meter, Price, Usage, charge
 from policies.retries import Failure
 from router import envelope, ledger, topics
-from router.job import TERMINAL, Alternative, Estimate, Job, JobClass, JobState, Line, Payload, Reply, Route
+from router.job import TERMINAL, Alternative, AtBackend, Estimate, Job, JobClass, JobState, Line, Payload, Reply, Route
 from router.log import Counts, Log, Record
 from router.queues import Queues
 from router.shares import Shares
@@ -188,9 +188,11 @@ def test_the_page_of_the_records_has_each_header_of_a_job() -> None:
     page = DOCS / "reference" / "records.md"
     record = envelope.to_record(JOB)
     waiting = envelope.postponed(Record(b""), JOB.topic, due_at=1.0, reason="quota_requests")
+    remembering = envelope.replayed(envelope.kept(Record(b""), AtBackend(1, "a-call")), at=1.0)
 
     assert set(record.headers) == _names(page, "Jobs")
     assert set(waiting.headers) == _names(page, "Postponed jobs")
+    assert set(remembering.headers) == _names(page, "What a job's record remembers")
 
 
 def test_the_page_of_the_records_has_each_key_of_what_is_json() -> None:

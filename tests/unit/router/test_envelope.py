@@ -12,7 +12,7 @@ from policies.deployments import Fallback, Modality, Tier
 from policies.retries import Failure
 from router import envelope
 from router.envelope import EnvelopeError
-from router.job import Alternative, Estimate, Job, JobClass, Payload, Queue, Route
+from router.job import NOTHING_EARLIER, Alternative, AtBackend, Earlier, Estimate, Job, JobClass, Payload, Queue, Route
 from router.log import RECORD_LIMIT, Record
 from tests.builders import a_job
 
@@ -86,6 +86,36 @@ def test_a_body_in_the_object_store_is_not_in_the_record() -> None:
 
     assert record.value == b""
     assert envelope.from_record(record) == replace(job, body=b"")
+
+
+def test_what_a_record_says_of_its_jobs_past_stays_when_it_waits_and_comes_back() -> None:
+    record = envelope.to_record(a_job())
+    told = envelope.replayed(envelope.kept(record, AtBackend(3, '{"call":"ü"}')), at=1_796_000_000.123)
+    _, back = envelope.brought_back(envelope.postponed(told, "jobs.x", due_at=1.0, reason="handed_off"))
+
+    assert envelope.earlier(back) == Earlier(AtBackend(3, '{"call":"ü"}'), 1_796_000_000.123)
+    assert envelope.earlier(record) == NOTHING_EARLIER
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("replayed-ms", "soon"),
+        ("replayed-ms", "-1"),
+        ("at-backend", "["),
+        ("at-backend", "[]"),
+        ("at-backend", '{"attempt":0,"reference":""}'),
+        ("at-backend", '{"attempt":1e12,"reference":""}'),
+        ("at-backend", '{"attempt":NaN,"reference":""}'),
+        ("at-backend", '{"attempt":1,"reference":"\\ud800"}'),
+        ("at-backend", "[" * 100_000),
+    ],
+)
+def test_a_wrong_past_is_not_believed(name: str, value: str) -> None:
+    record = envelope.to_record(a_job())
+
+    with pytest.raises(EnvelopeError):
+        envelope.earlier(Record(record.value, {**record.headers, name: value}))
 
 
 def test_headers_are_texts_with_lower_case_names() -> None:
