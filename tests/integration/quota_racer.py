@@ -1,7 +1,7 @@
 """A process that competes for quota with others, for the test of the race.
 
-Arguments: redis url, name, workers, seconds. Prints a JSON line for each grant, each end, and at last how many
-refusals there were. Moments are of the machine's monotonic clock, which all its processes share.
+Arguments: redis url, name, workers, seconds, the month's dollars. Prints a JSON line for each grant, each end, and at
+last how many refusals there were. Moments are of the machine's monotonic clock, which all its processes share.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from time import monotonic
 from redis.asyncio import Redis
 
 from policies.deployments import Deployment, Limits, Tier
-from policies.quota import Granted, Quotas, Scope, Wait, deployment_scope, tenant_scope
+from policies.quota import Exhausted, Granted, Quotas, Scope, Wait, deployment_scope, tenant_scope
 from policies.scripts import Scripts
 from policies.tenants import Tenant
 
@@ -23,12 +23,7 @@ CONCURRENCY, DEPLOYMENTS_CONCURRENCY, WEBS_CONCURRENCY = 8, 7, 3
 RPM, TPM, BURST_S = 3600.0, 1_500_000.0, 1.0
 HOLD_S, TTL_S = 3.0, 600.0
 
-TENANT = Tenant(
-    "acme",
-    Limits(requests_per_minute=RPM, concurrency=CONCURRENCY, usd_per_month=Decimal(1000), burst_s=BURST_S),
-    key_limits={"web": Limits(concurrency=WEBS_CONCURRENCY), "ci": Limits(requests_per_minute=100_000)},
-    model_limits={"small": Limits(tokens_per_minute=TPM, tokens_per_day=10**9, burst_s=BURST_S)},
-)
+PLENTY = Decimal(1000)
 DEPLOYMENT = Deployment(
     "small",
     "echo",
@@ -38,24 +33,38 @@ DEPLOYMENT = Deployment(
 )
 
 
-def scopes(key: str) -> tuple[Scope, Scope]:
+def scopes(key: str, budget: Decimal = PLENTY) -> tuple[Scope, Scope]:
     """What a call with this key needs quota of."""
-    return tenant_scope(TENANT, deployment="small", key=key), deployment_scope(DEPLOYMENT)
+    tenant = Tenant(
+        "acme",
+        Limits(requests_per_minute=RPM, concurrency=CONCURRENCY, usd_per_month=budget, burst_s=BURST_S),
+        key_limits={"web": Limits(concurrency=WEBS_CONCURRENCY), "ci": Limits(requests_per_minute=100_000)},
+        model_limits={"small": Limits(tokens_per_minute=TPM, tokens_per_day=10**9, burst_s=BURST_S)},
+    )
+    return tenant_scope(tenant, deployment="small", key=key), deployment_scope(DEPLOYMENT)
 
 
-async def compete(quotas: Quotas, name: str, worker: int, until: float) -> int:
-    """Reserve, hold and settle until then, some of it twice; returns how often that was refused."""
+async def compete(quotas: Quotas, name: str, worker: int, until: float, budget: Decimal) -> int:
+    """Reserve, hold and settle until then, some of it twice; returns how often that was refused.
+
+    Where a budget may be used up, nothing uses more than was estimated.
+    """
     dice = random.Random(f"{name} {worker}")
-    both, job, refused = scopes("web" if name == "2" else "ci"), 0, 0
+    both, job, refused = scopes("web" if name == "2" else "ci", budget), 0, 0
     while monotonic() < until:
         job += 1
         rid, estimate, used = f"{name}-{worker}-{job}:1", dice.randint(10, 600), dice.randint(0, 700)
+        used = used if budget == PLENTY else min(used, estimate)
         usd = Decimal(estimate).scaleb(-6)
         ask = partial(quotas.reserve_both, *both, rid, tokens=estimate, usd=usd, hold_s=HOLD_S, ttl_s=TTL_S)
         verdict = await ask()
         if isinstance(verdict, Wait):
             refused += 1
             await asyncio.sleep(min(verdict.seconds, max(0.0, until - monotonic())))
+            continue
+        if isinstance(verdict, Exhausted):  # others may give something back
+            refused += 1
+            await asyncio.sleep(0.05)
             continue
         assert isinstance(verdict, Granted)
         _say(rid=rid, granted=monotonic(), estimate=estimate)
@@ -69,11 +78,12 @@ async def compete(quotas: Quotas, name: str, worker: int, until: float) -> int:
 
 
 async def _main() -> None:
-    url, name, workers, seconds = sys.argv[1:]
+    url, name, workers, seconds, budget = sys.argv[1:]
     until = monotonic() + float(seconds)
     async with Redis.from_url(url) as redis:
         quotas = Quotas(Scripts(redis))
-        refused = await asyncio.gather(*(compete(quotas, name, worker, until) for worker in range(int(workers))))
+        competing = (compete(quotas, name, worker, until, Decimal(budget)) for worker in range(int(workers)))
+        refused = await asyncio.gather(*competing)
     _say(refused=sum(refused))
 
 

@@ -18,6 +18,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.record.util import calc_crc32c
 
+from router import log_kafka
 from router.log import Delivery, Log, LogUnavailableError, Record
 from router.log_kafka import KafkaLog, KafkaSubscription
 from tests.servers import SESSION_S, LogPlace, kafka_cluster
@@ -175,6 +176,37 @@ async def test_a_record_is_gone_before_its_jobs_tombstone(place: LogPlace) -> No
 
     [(_, _, _, _, [(_, milliseconds, *_)])] = answer.resources
     assert int(milliseconds) < 86_400_000  # a tombstone stays for a day longer than records do
+
+
+async def test_a_record_that_is_worked_on_for_far_longer_than_a_poll_may_take_stays_with_its_member(
+    place: LogPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_kafka, "ABANDONED_S", 2.0)  # Kafka's max.poll.interval.ms as well
+    async with connected(place, partitions=1) as log:
+        async with member(log) as works:
+            await append(log, 2)
+            held = await taken(works, 2)
+            ends = time.monotonic() + 6
+            again: list[Delivery] = []
+            while time.monotonic() < ends:
+                again += await works.take(0)
+            rejoined = log.counts.rejoined
+            for delivery in held:
+                await works.done(delivery)
+        left = await log.backlog("jobs", group="workers")
+
+    assert (again, rejoined, left) == ([], 0, 0)
+
+
+async def test_a_member_that_nobody_takes_from_leaves_and_what_it_held_goes_to_another(
+    place: LogPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_kafka, "ABANDONED_S", 2.0)
+    async with connected(place, partitions=1) as log, member(log) as hangs:
+        written = await append(log, 2)
+        await taken(hangs, 2)
+        async with member(log) as other:
+            assert values(await taken(other, 2)) == written
 
 
 async def test_take_returns_while_the_group_waits_for_a_frozen_member(place: LogPlace) -> None:

@@ -25,6 +25,7 @@ from tests.integration.quota_racer import (
     CONCURRENCY,
     DEPLOYMENTS_CONCURRENCY,
     HOLD_S,
+    PLENTY,
     RPM,
     TPM,
     WEBS_CONCURRENCY,
@@ -113,8 +114,24 @@ async def test_what_is_counted_is_what_was_used_to_the_last_token(redis_url: str
     assert not [key async for key in redis.scan_iter("*:held:*")]
 
 
-async def _a_racer(url: str, name: str, *, seconds: float = SECONDS) -> asyncio.subprocess.Process:
-    arguments = (url, name, str(WORKERS), str(seconds))
+@pytest.mark.timeout(60)
+async def test_three_processes_spend_one_budget_and_not_one_each(redis_url: str, redis: "Redis") -> None:
+    told, budget = Told(), Decimal("0.02")
+    racers = [await _a_racer(redis_url, name, seconds=4.0, budget=budget) for name in "012"]
+    await asyncio.gather(*(_listen(racer, told) for racer in racers))
+    assert [await racer.wait() for racer in racers] == [0, 0, 0]
+
+    spent = Decimal(sum(used for _, used in told.ended.values())).scaleb(-6)
+    assert told.ended.keys() == told.granted.keys()
+    assert told.refused > 0
+    assert budget - Decimal("0.0006") <= spent <= budget  # nothing is left that the largest call would fit into
+    assert await _dollars(redis, scopes("ci", budget)[0].parts[0]) == spent
+
+
+async def _a_racer(
+    url: str, name: str, *, seconds: float = SECONDS, budget: Decimal = PLENTY
+) -> asyncio.subprocess.Process:
+    arguments = (url, name, str(WORKERS), str(seconds), str(budget))
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
