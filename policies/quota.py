@@ -402,18 +402,19 @@ class Quotas:
         return bool(await unless_away(self._scripts.redis.exists(_held(scope.slot, rid))))
 
     async def held(self) -> AsyncGenerator[Held]:
-        """Rebuild: all that is reserved, or was counted without. Looks at every key that there is, twice."""
-        redis = self._scripts.redis
-        for kind in (RESERVED, COUNTED):
-            cursor = -1
-            while cursor != 0:
-                page = await unless_away(redis.scan(max(0, cursor), match=_held("*", "*", kind), count=1000))
-                cursor, names = cast("tuple[int, list[bytes]]", page)
-                for name in names:
-                    fields = cast("dict[bytes, bytes]", await unless_away(redis.hgetall(name)))
-                    parts = [_held_of(key.decode(), value.decode().split()) for key, value in fields.items()]
-                    slot, _, rid = name.decode().partition(f":quota:{kind}:")
-                    yield Held(slot, rid, kind == RESERVED, tuple(each for each in parts if each is not None))
+        """Rebuild: all that is reserved, or was counted without. Looks at every key that there is."""
+        redis, cursor = self._scripts.redis, -1
+        while cursor != 0:
+            page = await unless_away(redis.scan(max(0, cursor), match=_held("*", "*", "*"), count=1000))
+            cursor, names = cast("tuple[int, list[bytes]]", page)
+            for name in names:
+                slot, _, rest = name.decode().partition(":quota:")
+                kind, _, rid = rest.partition(":")
+                if kind not in (RESERVED, COUNTED):
+                    continue
+                fields = cast("dict[bytes, bytes]", await unless_away(redis.hgetall(name)))
+                parts = [_held_of(key.decode(), value.decode().split()) for key, value in fields.items()]
+                yield Held(slot, rid, kind == RESERVED, tuple(each for each in parts if each is not None))
 
     async def watch(self, scope: Scope) -> None:
         """Every few seconds: where nobody asks for long, that nobody did is not for a Redis that stood still."""
