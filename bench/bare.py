@@ -48,7 +48,7 @@ class ForgetfulLog:
 
     def __init__(self, log: Log) -> None:
         self.subscribe, self.read, self.ping, self.topics = log.subscribe, log.read, log.ping, log.topics
-        self.counts = log.counts
+        self.counts, self.troubles = log.counts, log.troubles
         self.create, self.backlog, self.oldest, self.newest = log.create, log.backlog, log.oldest, log.newest
 
     async def append(self, topic: str, record: Record) -> None:
