@@ -47,6 +47,7 @@ from bench.crew import Crew, Member, crew
 from bench.provider_double import Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
 from router.ledger import plain
+from tests.acceptance.contents import leaks_of
 from tools.kafka.broker import HOST
 
 LEASE_S = 5
@@ -136,6 +137,7 @@ async def _run(given: argparse.Namespace, lines: int, upstream: Running, before:
             rows = [row for each in (done.output_file_id, done.error_file_id) async for row in _rows(sdk, each)]
             peaks.look(ours)
             following.cancel()
+        assert await leaks_of(ours) == []
         books = await Books.read(place)
         seen = len(await asyncio.to_thread(upstream.record)) - seen_before
     by_id = Counter(row["custom_id"] for row in rows)

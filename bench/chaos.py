@@ -60,6 +60,7 @@ from bench.audit import Audit, audit, settled
 from bench.crew import Crew, Member, crew, freeze
 from bench.provider_double import Call, Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
+from tests.acceptance.contents import leaks_of
 from tools.kafka.broker import HOST, KafkaToolError, free_ports
 
 GATEWAYS, WORKERS, MOST_WORKERS = 2, 3, 4
@@ -455,6 +456,7 @@ async def _drill(given: argparse.Namespace, upstream: Running) -> Report:
             await asyncio.sleep(2)  # calls that nobody waits for any more come to their end
             seen = await asyncio.to_thread(upstream.record)
             found = await audit(place, clients.accepted, seen)
+            assert await leaks_of(ours) == []
         finally:
             if given.keep is not None:
                 shutil.copytree(ours.folder, given.keep, dirs_exist_ok=True)

@@ -52,6 +52,7 @@ from bench.jobs import FILLER
 from bench.provider_double import CHARACTERS_PER_TOKEN, Call, Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
 from router.job import JobState
+from tests.acceptance.contents import leaks_of
 from tests.aws import CREDENTIALS, controlled
 from tests.doubles import aws_double
 
@@ -169,6 +170,7 @@ async def _through_pointsman(given: argparse.Namespace, upstream: Upstream) -> t
         await asyncio.sleep(BURST_S + 1)
         wanted = documents(given.jobs) if given.backend == "bedrock" else bodies(given.jobs, seed=2)
         many = await _drain(place, key, given, upstream, wanted)
+        assert await leaks_of(ours) == []
     return first, many
 
 

@@ -45,6 +45,7 @@ from bench.provider_double import provider
 from bench.servers import LIMITS, TENANT, Stage, stage
 from router.costs import spent
 from router.job import JobState
+from tests.acceptance.contents import leaks_of
 from tests.aws import CREDENTIALS, REGION, AwsPlace
 from tests.doubles import aws_double
 
@@ -111,6 +112,7 @@ async def _drill(given: argparse.Namespace, at: AwsPlace) -> Drilled:
         left = await _messages_left(at, limit_s)
         seconds = time.monotonic() - began
         found = await _audit(place, accepted, at, open_calls, left, seconds)
+        assert await leaks_of(ours) == []
     if not done:
         for member in ours.members:
             print(f"{member.role}:\n{member.tail()}", file=sys.stderr)

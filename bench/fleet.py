@@ -82,6 +82,7 @@ from bench.fleet_oracle import Outage, Server
 from bench.servers import LIMITS, TENANT, Stage, stage
 from router.board import JobView
 from router.job import JobState
+from tests.acceptance.contents import leaks_of
 from tools.kafka.broker import free_ports
 
 PATH = "/v1/chat/completions"
@@ -342,6 +343,7 @@ async def _gateway(given: argparse.Namespace, folder: Path) -> AsyncGenerator[tu
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
             await asyncio.sleep(2.0)  # the workers look at the engines first
             yield place, client
+            assert await leaks_of(ours) == []
 
 
 def _settings(folder: Path) -> dict[str, object]:

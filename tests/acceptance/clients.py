@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+from tests.acceptance.refusals import Refused
+
 PER_S = 8
 LONG_EVERY = 10  # jobs; one that runs when everything stops
 KEEP_TRYING_S = 200.0
@@ -21,6 +23,7 @@ class Refusal:
     seconds: float
     status: int
     retry_after: str | None
+    told: Refused
 
 
 @dataclass(slots=True)
@@ -33,6 +36,11 @@ class Clients:
     refusals: list[Refusal] = field(default_factory=list)
     waited: list[tuple[float, float]] = field(default_factory=list)  # when an accept began, and what it took
     _sent: int = 0
+
+    @property
+    def refused(self) -> list[Refused]:
+        """What came with the refusals."""
+        return [each.told for each in self.refusals]
 
     @asynccontextmanager
     async def sending(self) -> AsyncGenerator[None]:
@@ -70,7 +78,9 @@ class Clients:
                     self.waited.append((began, seconds))
                     self.accepted[number] = str((await answer.json())["id"]).removeprefix("job_")
                     return
-                self.refusals.append(Refusal(began, seconds, answer.status, answer.headers.get("retry-after")))
+                told = Refused("", self.key, await answer.text())  # what was asked is on the log by the end
+                retry_after = answer.headers.get("retry-after")
+                self.refusals.append(Refusal(began, seconds, answer.status, retry_after, told))
             await asyncio.sleep(again_s)
             again_s = min(2 * again_s, 5.0)
         raise AssertionError(f"order {number} was not accepted within {KEEP_TRYING_S} s")

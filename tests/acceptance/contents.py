@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from bench.crew import Crew
 from router import topics
 from router.log import Log
+from tests.acceptance.refusals import Refused
 from tools.kafka.broker import HOST
 
 KEY = re.compile(r"pm-[\w-]{40,}")  # every API key that is drawn, by us or by a test
@@ -24,19 +25,27 @@ PLAIN = re.compile(r"[ -!#-\[\]-~]*")  # JSON has it as it is
 LEAST_WORDS, SHORTEST = 3, 10  # less may stand anywhere
 LONGEST = 80  # characters of a text that are looked for
 MOST_TEXTS = 300
+LEAST_KEY = 9  # characters: less is no key that a client would have
 PAGE = 500
 
 
 async def leaks(
-    redis: "Redis", log: Log, *, outputs: Iterable[Path], urls: Iterable[str], secrets: Sequence[str] = ()
+    redis: "Redis",
+    log: Log,
+    *,
+    outputs: Iterable[Path],
+    urls: Iterable[str],
+    refused: Sequence[Refused] = (),
+    secrets: Sequence[str] = (),
 ) -> list[str]:
     """Where there is something that must not be there, without what it is.
 
-    Texts of prompts and answers are taken from bodies on the log and results on the board, and must be in nothing
-    that processes print, no metric, no job's error, no header on the log and no name of a key in Redis. API keys and
-    `secrets` must neither be there nor in the values.
+    Texts of prompts and answers are taken from bodies that were refused or are on the log, and results on the board,
+    and must be in nothing that processes print, no metric, no body of a 4xx or 5xx, no job's error, no header on the
+    log and no name of a key in Redis. API keys, those of refused requests and `secrets` must neither be there nor in
+    the values.
     """
-    shown = printed(outputs) | await asyncio.to_thread(metrics, urls)
+    shown = printed(outputs) | await asyncio.to_thread(metrics, urls) | told(refused)
     kept = {f"the value of {name}": value async for name, value in stored(redis)}
     shown["names in Redis"] = "\n".join(kept)
     shown["errors of jobs"] = "\n".join(itertools.chain.from_iterable(map(ERROR.findall, kept.values())))
@@ -46,21 +55,27 @@ async def leaks(
         if topic != topics.INBOX:  # where other services write what they like
             headers = (json.dumps(dict(each.headers), ensure_ascii=False) for each in records)
             shown[f"headers of {topic}"] = "\n".join(headers)
-    said = _said(kept.values())
+    said = _said([*(each.asked for each in refused), *kept.values()])
     found = [f"a text in {place}" for place, text in shown.items() if any(each in text for each in said)]
-    return found + with_keys(shown | kept, secrets)
+    keys = {each.key for each in refused if len(each.key) >= LEAST_KEY}
+    return found + with_keys(shown | kept, (*secrets, *keys))
 
 
-async def leaks_of(ours: Crew) -> list[str]:
+async def leaks_of(ours: Crew, refused: Sequence[Refused] = ()) -> list[str]:
     """The same, of all that a drill has started."""
     core, members = ours.place.core, ours.members
     outputs, urls = [each.output for each in members], [f"http://{HOST}:{each.port}" for each in members]
-    return await leaks(core.redis, core.log, outputs=outputs, urls=urls)
+    return await leaks(core.redis, core.log, outputs=outputs, urls=urls, refused=refused)
 
 
 def printed(outputs: Iterable[Path]) -> dict[str, str]:
     """What processes have written, by its file."""
     return {f"what {each.name} has": each.read_text(encoding="utf-8", errors="replace") for each in outputs}
+
+
+def told(refused: Iterable[Refused]) -> dict[str, str]:
+    """What clients were refused with."""
+    return {"bodies of refusals": "\n".join(each.told for each in refused)}
 
 
 def metrics(urls: Iterable[str]) -> dict[str, str]:

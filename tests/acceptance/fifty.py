@@ -67,8 +67,8 @@ class Fifty:
         """A client of the gateway at this address."""
         headers = {"authorization": f"Bearer {ours.key}"}
         async with (
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=ours.key, max_retries=12, timeout=20) as sdk,
-            httpx2.AsyncClient(base_url=url, headers=headers, timeout=30) as http,
+            ours.refusals.async_sdk(url, ours.key, max_retries=12, timeout=20) as sdk,
+            ours.refusals.http(url, headers=headers, timeout=30) as http,
         ):
             yield cls(ours, upstream, sdk, http)
 

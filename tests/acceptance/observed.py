@@ -156,8 +156,8 @@ async def _started(ours: Pointsman, port: int) -> dict[str, Process]:
 async def _happens(seen: Observed, keys: dict[str, str]) -> None:
     url = seen.processes["http"].url
     async with (
-        AsyncOpenAI(base_url=f"{url}/v1", api_key=keys["default"], max_retries=0) as sdk,
-        httpx2.AsyncClient(base_url=url, timeout=60) as http,
+        seen.ours.refusals.async_sdk(url, keys["default"], max_retries=0) as sdk,
+        seen.ours.refusals.http(url, timeout=60) as http,
     ):
         await _Everything(seen, sdk, http, keys).happens()
 

@@ -23,6 +23,7 @@ from gateway import valkey
 from gateway.settings import load
 from gateway.wiring import open_log, open_redis
 from tests.acceptance import contents
+from tests.acceptance.refusals import Refusals, Refused
 from tools.kafka.broker import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +81,7 @@ class Pointsman:
     key: str
     processes: list[Process] = field(default_factory=list)
     left_behind: set[int] = field(default_factory=set)
+    refusals: Refusals = field(default_factory=Refusals)
     root: Path = ROOT  # of the code
 
     @property
@@ -130,6 +132,7 @@ class Pointsman:
         command, environ = self._command(*arguments), self._environ()
         done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 1, f"{arguments} ended with {done.returncode}: {done.stdout}{done.stderr}"
+        self.refusals.all.append(Refused("", "", done.stderr))
         return done.stderr
 
     def valkey_pid(self) -> int:
@@ -159,9 +162,10 @@ class Pointsman:
         try:
             async with open_redis(settings) as redis, open_log(settings, redis) as log:
                 urls = [each.url for each in self.processes]
-                return await contents.leaks(redis, log, outputs=outputs, urls=urls, secrets=secrets)
+                refused = self.refusals.all
+                return await contents.leaks(redis, log, outputs=outputs, urls=urls, refused=refused, secrets=secrets)
         except (ConnectionError, TimeoutError):
-            return contents.with_keys(contents.printed(outputs), secrets)
+            return contents.with_keys(contents.printed(outputs) | contents.told(self.refusals.all), secrets)
 
     def end(self) -> None:
         """Let everything end, the hard way where it does not by itself."""
@@ -209,7 +213,8 @@ class Pointsman:
 def pointsman(folder: Path, settings: Mapping[str, Any], **environ: str) -> Iterator[Pointsman]:
     """These settings in a file, changed by the variables; nothing runs yet. Whatever is started ends with the block.
 
-    Before it does, what was said to models, and keys, are looked for wherever they must not be.
+    Before it does, what was said to models, and keys, are looked for wherever they must not be; also in what clients
+    that `refusals` made were told.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "pointsman.yaml"
@@ -221,6 +226,7 @@ def pointsman(folder: Path, settings: Mapping[str, Any], **environ: str) -> Iter
         with ThreadPoolExecutor(1) as apart:  # the caller may be in a loop
             assert apart.submit(asyncio.run, ours.leaks()).result() == []
     finally:
+        ours.refusals.close()
         ours.end()
 
 

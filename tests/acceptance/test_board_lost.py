@@ -112,7 +112,7 @@ async def site() -> AsyncIterator[Site]:
             everything = Site(place, ours, port, upstream, Clients(f"http://{HOST}:{port}", key.text))
             await everything.start()
             yield everything
-            assert await leaks_of(ours) == []
+            assert await leaks_of(ours, everything.clients.refused) == []
 
 
 def _settings(upstream: Running) -> dict[str, object]:

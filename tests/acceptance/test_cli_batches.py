@@ -53,7 +53,7 @@ def said(up: tuple[Pointsman, Process], *words: str, code: int = 0) -> tuple[str
 
 def client(up: tuple[Pointsman, Process]) -> openai.OpenAI:
     ours, process = up
-    return openai.OpenAI(base_url=f"{process.url}/v1", api_key=ours.key)
+    return ours.refusals.sdk(process.url, ours.key)
 
 
 def an_input(path: Path, lines: int, text: str, **change: Any) -> Path:

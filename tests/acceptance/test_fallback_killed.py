@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import openai
-
 from tests.acceptance.processes import kill, pointsman, until
 from tests.doubles import OpenAIDouble
 from tools.kafka.broker import free_ports
@@ -23,7 +21,7 @@ async def test_a_stream_goes_on_after_a_cut_and_a_kill(upstream: OpenAIDouble, t
     }
     with pointsman(tmp_path, settings) as ours:
         up = await ours.up(ports[0]).ready()
-        async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key=ours.key, max_retries=0, timeout=60) as sdk:
+        async with ours.refusals.async_sdk(up.url, ours.key, max_retries=0, timeout=60) as sdk:
             stream = await sdk.chat.completions.create(
                 model="first", messages=[{"role": "user", "content": "Say it all"}], stream=True
             )

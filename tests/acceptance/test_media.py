@@ -59,7 +59,7 @@ def up(models: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
 
 def the_client(up: tuple[Pointsman, Process]) -> openai.OpenAI:
     ours, process = up
-    return openai.OpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0, timeout=90)
+    return ours.refusals.sdk(process.url, ours.key, max_retries=0, timeout=90)
 
 
 def test_what_a_voice_says_is_heard_again(up: tuple[Pointsman, Process], tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 
-import httpx2
 import pytest
 
 from tests.acceptance.contents import stored
@@ -102,7 +101,7 @@ async def test_no_key_name_in_redis_has_content_and_no_value_an_api_key(seen: Ob
 
 
 async def test_the_sweeper_tells_of_a_lane(seen: Observed) -> None:
-    async with httpx2.AsyncClient(base_url=seen.processes["sweeper"].url) as http:
+    async with seen.ours.refusals.http(seen.processes["sweeper"].url) as http:
         told = (await http.get(f"/scale/{LANE}")).json()
         unknown = await http.get("/scale/gpu.video.light")
 

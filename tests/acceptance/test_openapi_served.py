@@ -34,6 +34,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.generation.stateful.state_machine import StepOutput
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from tests.acceptance.refusals import Refused
 from tests.acceptance.surface import Surface
 
 CASES = int(os.environ.get("POINTSMAN_TEST_API_CASES", "500"))
@@ -54,6 +55,7 @@ class Asking:
     def __init__(self, served: Surface) -> None:
         self.seen = Counter[tuple[str, int]]()
         self._root = served.process.url
+        self._refused = served.ours.refusals.all
         self._headers = {"authorization": f"Bearer {served.ours.key}"}
         self._session = requests.Session()
         self._redis = Redis(unix_socket_path=str(served.ours.data / "valkey" / "valkey.sock"))
@@ -68,6 +70,7 @@ class Asking:
         self.seen[case.operation.label, response.status_code] += 1
         case.validate_response(response, excluded_checks=UNCHECKED, headers=self._headers)
         if response.status_code >= 400:
+            self._refused.append(Refused(_text(response.request.body), "", response.text))
             assert self.enqueued() == before, f"{case.operation.label} was refused, and made a job"
         return response
 
@@ -93,6 +96,10 @@ def document(served: Surface) -> dict[str, Any]:
     answer = requests.get(f"{served.process.url}/openapi.json", timeout=10)
     assert answer.headers["content-type"] == "application/json"
     return dict(answer.json())
+
+
+def _text(body: object) -> str:
+    return body.decode("utf-8", "replace") if isinstance(body, bytes) else str(body or "")
 
 
 def narrowed(document: dict[str, Any]) -> dict[str, Any]:

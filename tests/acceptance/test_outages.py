@@ -92,7 +92,7 @@ async def site() -> AsyncIterator[Site]:
             clients = Clients(f"http://{HOST}:{port}", await place.new_key())
             yield Site(place, ours, upstream, clients, info["process_id"])
             assert all(member.is_alive for member in members), "one of Pointsman's processes ended"
-            assert await leaks_of(ours) == []
+            assert await leaks_of(ours, clients.refused) == []
 
 
 def _settings(upstream: Running) -> dict[str, object]:

@@ -59,7 +59,7 @@ async def test_no_job_is_lost_when_a_server_dies_and_a_worker_is_killed(tmp_path
         [worker] = [pid for pid, command in ours.children(up).items() if "serve worker" in command]
         name = {each: each.url.removeprefix("http://") for each in (stays, late, dies)}
         await until(lambda: set(fleet(ours)) == set(name.values()), "the fleet is shown", within=20)
-        async with AsyncOpenAI(base_url=f"{up.url}/v1", api_key=ours.key, max_retries=0) as client:
+        async with ours.refusals.async_sdk(up.url, ours.key, max_retries=0) as client:
             jobs = [await _submit(client, number) for number in range(JOBS)]
             seen = fleet(ours)
             assert seen[name[stays]]["state"] == "ready"
@@ -86,7 +86,7 @@ async def test_a_queued_job_is_told_that_its_model_is_warming_and_then_when_it_b
         late = opened.enter_context(engine_double("--slots", "4", "--decode", "10", "--mode", "loading"))
         ours = opened.enter_context(pointsman(tmp_path, settings(late)))
         up = await ours.up(port).ready()
-        async with AsyncOpenAI(base_url=f"{up.url}/v1", api_key=ours.key, max_retries=0) as client:
+        async with ours.refusals.async_sdk(up.url, ours.key, max_retries=0) as client:
             jobs = [await _submit(client, number) for number in range(JOBS)]
 
             warming = await _told(client, jobs[-1], "warming", within=20)

@@ -34,7 +34,7 @@ class Place:
     http: list[Process]
 
     def client(self, replica: int = 0) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.http[replica].url}/v1", api_key=self.ours.key, max_retries=2)
+        return self.ours.refusals.async_sdk(self.http[replica].url, self.ours.key, max_retries=2)
 
 
 @pytest.fixture(scope="module")

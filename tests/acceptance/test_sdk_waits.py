@@ -31,13 +31,12 @@ def say(text: str) -> list[Any]:
 
 
 def a_client(served: Surface, key: str, **options: Any) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=served.url, api_key=key, **options)
+    return served.ours.refusals.async_sdk(served.process.url, key, **options)
 
 
 async def test_a_429_is_tried_again_after_the_wait_that_it_names(served: Surface) -> None:
     tries = Tries()
-    http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [tries.note]})
-    async with a_client(served, served.limited_key, max_retries=5, http_client=http) as client:
+    async with a_client(served, served.limited_key, max_retries=5, also=tries.note) as client:
         statuses: set[int] = set()
         for _ in range(10):  # where one takes two seconds, there is room for the next
             answer = await client.chat.completions.create(model="light", messages=say("Hello"))

@@ -61,7 +61,7 @@ async def test_a_killed_collector_loses_nothing_makes_no_second_batch_job_and_ha
     controlled(aws, "batches/role", {"role": ROLE, "least": 10, "hold": "InProgress", "lose_create_answers": 1})
     [port] = free_ports(1)
     up = await ours.up(port).ready()
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key=ours.key, max_retries=0) as sdk:
+    async with ours.refusals.async_sdk(up.url, ours.key, max_retries=0) as sdk:
         lines = "\n".join(json.dumps(_line(n)) for n in range(LINES))
         file = await sdk.files.create(file=("lines.jsonl", io.BytesIO(lines.encode())), purpose="batch")
         batch = await sdk.batches.create(

@@ -71,7 +71,7 @@ async def site() -> AsyncIterator[Site]:
             info = await place.core.redis.info("server")
             clients = Clients(f"http://{HOST}:{port}", await place.new_key())
             yield Site(place, ours, upstream, clients, info["process_id"])
-            assert await leaks_of(ours) == []
+            assert await leaks_of(ours, clients.refused) == []
 
 
 def _settings(upstream: Running) -> dict[str, object]:

@@ -260,7 +260,7 @@ async def _run(
     up = await ours.up(ports[0]).ready()
     headers = {"authorization": f"Bearer {ours.key}"}
     limits = httpx2.Limits(max_connections=200)
-    async with httpx2.AsyncClient(base_url=up.url, headers=headers, timeout=100, limits=limits) as http:
+    async with ours.refusals.http(up.url, headers=headers, timeout=100, limits=limits) as http:
         running = Drill(ours, http, faulty, spare)
         faults = asyncio.gather(*map(running.fault, FAULTS))
         outage, seen = await asyncio.gather(running.outage(ports[3]), faults)

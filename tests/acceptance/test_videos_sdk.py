@@ -54,7 +54,7 @@ async def test_the_sdk_makes_looks_at_fetches_and_deletes_a_video_whose_collecto
 ) -> None:
     ours, process, aws = up
     controlled(aws, "videos/model", {"model": MODEL, "hold": True})
-    async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0) as sdk:
+    async with ours.refusals.async_sdk(process.url, ours.key, max_retries=0) as sdk:
         made = await sdk.videos.create(model="reel", prompt="A cat on a roof", seconds="12", size="1280x720")
         await until(lambda: len(_calls(aws)) == 1, "Bedrock has been asked", within=DONE_S)
         with pytest.raises(openai.ConflictError):
@@ -93,7 +93,7 @@ async def test_a_video_begins_with_the_image_that_the_sdk_sends_as_a_file_or_as_
     controlled(aws, "videos/model", {"model": MODEL, "hold": False})
     frame = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (1280).to_bytes(4) + (720).to_bytes(4) + b"\0" * 300_000
     text = base64.b64encode(frame).decode()
-    async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0) as sdk:
+    async with ours.refusals.async_sdk(process.url, ours.key, max_retries=0) as sdk:
         made: list[Any] = [
             await sdk.videos.create(model="reel", prompt="A cat", input_reference=("a.png", frame)),
             await _asked(sdk, f"data:image/png;base64,{text}"),
@@ -108,7 +108,7 @@ async def test_a_video_begins_with_the_image_that_the_sdk_sends_as_a_file_or_as_
 async def test_the_sdk_lists_videos_page_by_page_from_either_end(up: tuple[Pointsman, Process, str]) -> None:
     ours, process, aws = up
     controlled(aws, "videos/model", {"model": MODEL, "hold": False})
-    async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0) as sdk:
+    async with ours.refusals.async_sdk(process.url, ours.key, max_retries=0) as sdk:
         made = [(await sdk.videos.create(model="reel", prompt=f"Cat {n}")).id for n in range(3)]
         await sdk.chat.completions.create(model="echo", messages=[{"role": "user", "content": "Hello"}])
         newest = [video async for video in sdk.videos.list(limit=2)]
@@ -126,7 +126,7 @@ async def test_what_no_model_can_make_is_refused_at_once_or_said_on_the_video(
     up: tuple[Pointsman, Process, str],
 ) -> None:
     ours, process, _ = up
-    async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0) as sdk:
+    async with ours.refusals.async_sdk(process.url, ours.key, max_retries=0) as sdk:
         with pytest.raises(openai.BadRequestError) as file:
             await sdk.videos.create(model="reel", prompt="A cat", input_reference=("a.png", b"not an image"))
         with pytest.raises(openai.BadRequestError) as link:

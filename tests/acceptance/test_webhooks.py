@@ -32,7 +32,7 @@ def the_settings(folder: Path, port: int) -> dict[str, Any]:
 
 
 async def a_job(ours: Pointsman, process: Process, text: str, **wishes: object) -> str:
-    async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0) as client:
+    async with ours.refusals.async_sdk(process.url, ours.key, max_retries=0) as client:
         job = await client.chat.completions.create(
             model="light",
             messages=[{"role": "user", "content": text}],
@@ -44,7 +44,7 @@ async def a_job(ours: Pointsman, process: Process, text: str, **wishes: object) 
 async def a_batch(ours: Pointsman, process: Process, text: str) -> str:
     body = {"model": "light", "messages": [{"role": "user", "content": text}]}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key=ours.key, max_retries=0) as client:
+    async with ours.refusals.async_sdk(process.url, ours.key, max_retries=0) as client:
         file = await client.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
         batch = await client.batches.create(
             input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"

@@ -4,7 +4,19 @@ import http from "node:http";
 import OpenAI, { toFile } from "openai";
 
 const { BASE_URL: baseURL, API_KEY: apiKey, LIMITED_KEY: limitedKey, WEBHOOK_SECRET: webhookSecret } = process.env;
-const client = new OpenAI({ baseURL, apiKey, webhookSecret, maxRetries: 0, timeout: 30_000 });
+const refused = [];
+
+async function noted(url, options) {
+  const response = await fetch(url, options);
+  if (response.status >= 400) {
+    const asked = typeof options.body === "string" ? options.body : "";
+    const key = new Headers(options.headers).get("authorization")?.replace("Bearer ", "") ?? "";
+    refused.push({ asked, key, told: await response.clone().text() });
+  }
+  return response;
+}
+
+const client = new OpenAI({ baseURL, apiKey, webhookSecret, maxRetries: 0, timeout: 30_000, fetch: noted });
 const say = (content) => [{ role: "user", content }];
 const seen = {};
 
@@ -163,7 +175,7 @@ async function errors() {
   const key = { headers: { "Idempotency-Key": `node-${Date.now()}` } };
   await create({ messages: say("one") }, key)();
   return {
-    key: await thrown(() => new OpenAI({ baseURL, apiKey: "pm-nobody", maxRetries: 0 }).models.list()),
+    key: await thrown(() => new OpenAI({ baseURL, apiKey: "pm-nobody", maxRetries: 0, fetch: noted }).models.list()),
     model: await thrown(create({ model: "nobody", messages: say("Hello") })),
     value: await thrown(create({ messages: say("Hello"), temperature: 9 })),
     job: await thrown(() => client.chat.completions.retrieve("chatcmpl-01K00000000000000000000000")),
@@ -175,7 +187,7 @@ async function errors() {
 async function retries() {
   const tries = [];
   const watched = async (url, options) => {
-    const response = await fetch(url, options);
+    const response = await noted(url, options);
     tries.push({ status: response.status, at: performance.now(), wait: response.headers.get("retry-after-ms") });
     return response;
   };
@@ -227,4 +239,4 @@ for (const part of [chat, responses, files, batches, media, models, errors, retr
     seen[part.name] = { failed: `${error.constructor.name}: ${error.message}`, at: error.stack.split("\n")[1]?.trim() };
   }
 }
-console.log(JSON.stringify(seen));
+console.log(JSON.stringify({ ...seen, refused }));
