@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
-from openai import AsyncOpenAI
 
 from gateway import settings
+from tests.acceptance.refusals import Refusals
 from tests.doubles import OpenAIDouble
 from tests.servers import a_valkey, unavailable
 from tools.kafka.broker import free_ports
@@ -144,6 +144,42 @@ def test_every_process_of_ours_starts_with_settings_that_load() -> None:
         assert all(deployment.price for deployment in loaded.deployments_by_name().values())
 
 
+@pytest.mark.parametrize("name", [each.name for each in (ROOT / "examples").glob("compose*.yaml")])
+def test_each_backend_of_the_settings_has_a_worker(name: str) -> None:
+    text = yaml.safe_load((ROOT / "examples" / name).read_text(encoding="utf-8"))
+
+    profiles = {"", name.removeprefix("compose").removesuffix(".yaml").lstrip("-")}
+    started = [each for each in _ours().values() if profiles & set(each.get("profiles", [""]))]
+    workers = {each["command"][-1] for each in started if each["command"] and each["command"][1] == "worker"}
+    assert {each["backend"] for each in text["deployments"].values()} <= workers
+
+
+def test_settings_without_a_model_run_with_a_worker_that_needs_none(tmp_path: Path) -> None:
+    loaded, services = _loaded(ROOT / "examples" / "pointsman.yaml"), _services(_with(tmp_path, BACKEND="echo"))
+
+    assert {each.backend for each in loaded.deployments_by_name().values()} == {"echo"}
+    assert services["worker"]["command"] == ["serve", "worker", "--backend", "echo"]
+    assert "BACKEND=echo SETTINGS=./examples/pointsman.yaml" in COMPOSE.read_text(encoding="utf-8")
+
+
+def test_settings_of_ones_own_are_taken_as_they_are(tmp_path: Path) -> None:
+    mine = tmp_path / "my.yaml"
+    where = {"backend": "gpu", "url": "http://vllm:8000/v1", "model": "any", "tier": "light"}
+    mine.write_text(json.dumps({"deployments": {"local": where, "light": where}}), encoding="utf-8")
+
+    loaded = _loaded(mine).deployments_by_name()
+
+    assert {name: each.url for name, each in loaded.items()} == dict.fromkeys(("local", "light"), where["url"])
+
+
+def test_another_server_of_the_models_is_one_variable(tmp_path: Path) -> None:
+    compose = _with(tmp_path, MODEL_URL="http://vllm:8000/v1")
+
+    loaded = _loaded(ROOT / "examples" / "compose.yaml", compose).deployments_by_name()
+
+    assert {each.url for each in loaded.values()} == {"http://vllm:8000/v1"}
+
+
 async def test_the_services_do_what_they_are_for_when_their_commands_are_run(
     tmp_path: Path, kafka_bootstrap: str, upstream: OpenAIDouble
 ) -> None:
@@ -169,8 +205,8 @@ async def test_the_services_do_what_they_are_for_when_their_commands_are_run(
         for name in names:
             place.start(name, services[name])
             await asyncio.to_thread(place.ready, name)
-        key = place.run(services["gateway"], "keys", "create").split()[-1]
-        async with AsyncOpenAI(base_url=f"{place.url('gateway')}/v1", api_key=key, max_retries=0) as sdk:
+        key, refusals = place.run(services["gateway"], "keys", "create").split()[-1], Refusals()
+        async with refusals.async_sdk(place.url("gateway"), key, max_retries=0) as sdk:
             for model, said in (("light", "Hello"), ("patient", "A real endpoint")):
                 answer = await sdk.chat.completions.create(
                     model=model, messages=[{"role": "user", "content": "Hello"}], timeout=60
@@ -183,6 +219,7 @@ async def test_the_services_do_what_they_are_for_when_their_commands_are_run(
             await asyncio.to_thread(place.ready, name)
         for name in (*names, *of_bedrock):
             assert place.stop(name) == 0, place.output(name)
+    assert not refusals.all
 
 
 @dataclass(slots=True)
@@ -289,6 +326,23 @@ def _port(service: Service) -> str:
     return str(port)
 
 
+def _with(folder: Path, **environ: str) -> Path:
+    """The Compose file as it reads where these variables are set; the checker itself looks at none."""
+    text = COMPOSE.read_text(encoding="utf-8")
+    for name, value in environ.items():
+        text, count = re.subn(rf"\$\{{{name}:-[^}}]*\}}", value, text)
+        assert count == 1, name
+    changed = folder / "docker-compose.yml"
+    changed.write_text(text, encoding="utf-8")
+    return changed
+
+
+def _loaded(file: Path, compose: Path = COMPOSE) -> settings.Settings:
+    """As the gateway reads them where SETTINGS names this file."""
+    service = _services(compose)["gateway"]
+    return settings.load(file, {name: str(value) for name, value in service["environment"].items()})
+
+
 def _check(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
     if not CHECKER.exists():
         unavailable("no Compose checker: `make test` builds it where Go is installed")
@@ -299,8 +353,8 @@ def _check(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _services() -> dict[str, Service]:
-    done = _check(COMPOSE, "--format", "json")
+def _services(compose: Path = COMPOSE) -> dict[str, Service]:
+    done = _check(compose, "--format", "json")
     assert done.returncode == 0, done.stderr
     services: dict[str, Service] = json.loads(done.stdout)["services"]
     return services
