@@ -1,7 +1,12 @@
 """Values as operators have them: each must render, be valid, and keep what the chart promises."""
 
-from tests.chart.charts import SMALL, Values, merged
+import re
 
+import yaml
+
+from tests.chart.charts import ROOT, SMALL, Values, merged
+
+GUIDE = ROOT / "docs" / "guides" / "helm.md"
 GPU = {
     "backend": "gpu",
     "model": "m",
@@ -46,7 +51,15 @@ TRIAL: Values = {
 }
 PEER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 
+
+def _of_the_guide() -> dict[str, Values]:
+    """The files that it has operators write, by their names."""
+    found = re.findall(r"```yaml\n# (\w+\.yaml)\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    return {f"{name} of the guide": yaml.safe_load(text) for name, text in found}
+
+
 MATRIX: dict[str, Values] = {
+    **_of_the_guide(),
     "small": SMALL,
     "trial": TRIAL,
     "secure": merged(SMALL, SECURE),

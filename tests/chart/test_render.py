@@ -26,7 +26,7 @@ from tests.chart.charts import (
     rendered,
     settings_of,
 )
-from tests.chart.matrix import BEDROCK, GPU, MATRIX, SECURE, SHIPPING, TRIAL
+from tests.chart.matrix import BEDROCK, GPU, GUIDE, MATRIX, SECURE, SHIPPING, TRIAL
 from tools.chart.__main__ import PLACE
 
 every_case = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
@@ -147,6 +147,18 @@ def test_what_is_named_is_there(values: Values) -> None:
         if "serviceAccountName" in pod and pod["serviceAccountName"] != "existing":
             needed.add(f"ServiceAccount/{pod['serviceAccountName']}")
         assert needed <= (hooks if _id(each) in hooks else made), _id(each)
+
+
+def test_every_secret_and_object_of_the_guides_commands_is_one_of_its_values() -> None:
+    guide = GUIDE.read_text(encoding="utf-8")
+    made = set(re.findall(r"^kubectl create secret generic ([\w-]+) ", guide, re.MULTILINE))
+    named = set(re.findall(r"(?:exec|port-forward) (\w+/[\w-]+) ", guide))
+
+    secrets = set(re.findall(r'"secret": "([\w-]+)"', json.dumps(MATRIX["values.yaml of the guide"])))
+    objects = {_id(each) for each in rendered(MATRIX["trial.yaml of the guide"])}
+    assert made == secrets
+    long = {"deploy": "Deployment", "svc": "Service"}
+    assert named and {f"{long[kind]}/{name}" for kind, _, name in (each.partition("/") for each in named)} <= objects
 
 
 def test_a_change_of_the_settings_rolls_every_pod() -> None:
