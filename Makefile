@@ -170,7 +170,7 @@ tests/node/node_modules/.locked: tests/node/package.json tests/node/package-lock
 
 .tools/compose-check: tools/compose/go.mod tools/compose/go.sum
 	@echo 'building the Compose checker'
-	@cd tools/compose && go build -o ../../$@ github.com/compose-spec/compose-go/v2/cmd
+	@$(PYTHON) -m tools.again go -C tools/compose build -o ../../$@ github.com/compose-spec/compose-go/v2/cmd
 	@touch $@
 
 .tools/kubernetes/.built: $(foreach part,cluster keda crds,tools/kubernetes/$(part)/go.mod tools/kubernetes/$(part)/go.sum)

@@ -27,6 +27,7 @@ from tests.acceptance.refusals import Refusals, Refused
 from tools.kafka.broker import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
+PROC = Path("/proc")
 READY_S = 60.0  # only so that nothing hangs: five may start at once on two cores
 STOP_S = 20.0
 LOOK_S = 0.05
@@ -143,11 +144,7 @@ class Pointsman:
 
     def children(self, parent: Process) -> dict[int, str]:
         """Process ids and command lines of what it has started; they are ended at the end whatever happens."""
-        listed = subprocess.run(
-            ["ps", "-ww", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
-        )
-        rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
-        found = {int(row[0]): row[2] for row in rows if len(row) == 3 and int(row[1]) == parent.pid}
+        found = {pid: each.command for pid, each in _running().items() if each.parent == parent.pid}
         self.left_behind |= found.keys()
         return found
 
@@ -188,10 +185,8 @@ class Pointsman:
 
     def _is_ours(self, pid: int) -> bool:
         """Whether this id still is a process on our folder, and not somebody else's by now."""
-        shown = subprocess.run(
-            ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False
-        )
-        return str(self.folder) in shown.stdout
+        shown = _running().get(pid)
+        return shown is not None and str(self.folder) in shown.command
 
     def _start(self, name: str, port: int, *arguments: str, **environ: str) -> Process:
         output = self.folder / f"{name}-{len(self.processes)}.log"
@@ -248,8 +243,35 @@ def kill(*pids: int) -> None:
 
 def is_alive(pid: int) -> bool:
     """Whether there is such a process; one that has ended and that nobody has asked about yet counts as gone."""
-    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return shown.stdout.strip() not in ("", "Z") and not shown.stdout.strip().startswith("Z")
+    shown = _running().get(pid)
+    return shown is not None and not shown.state.startswith("Z")
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A process of this machine, as it shows."""
+
+    parent: int
+    state: str
+    command: str
+
+
+def _running() -> dict[int, _Running]:
+    """All of them, by id. `ps` tells where there is no /proc; where there is one, there may be no `ps`."""
+    if not PROC.is_dir():
+        listed = subprocess.run(
+            ["ps", "-ww", "-A", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True
+        )
+        rows = [line.split(None, 3) for line in listed.stdout.splitlines()]
+        return {int(row[0]): _Running(int(row[1]), row[2], row[3]) for row in rows if len(row) == 4}
+    found = {}
+    for folder in PROC.iterdir():
+        with suppress(OSError, ValueError):  # one that has ended meanwhile, or no process
+            pid = int(folder.name)
+            state, parent = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:2]
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            found[pid] = _Running(int(parent), state, command)
+    return found
 
 
 def _answers(url: str) -> bool:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools import again
+
 HERE = Path(__file__).resolve().parent
 HOME = HERE.parents[1] / ".tools" / "kafka"
 LIB = HOME / "lib"
@@ -317,9 +319,9 @@ def fetch() -> None:
     with tempfile.TemporaryDirectory(dir=HOME) as partial:
         lib = Path(partial) / "lib"
         command = ["mvn", "-q", "-B", "-C", "-f", str(pom), "dependency:copy-dependencies"]
-        done = subprocess.run([*command, "-DincludeScope=runtime", f"-DoutputDirectory={lib}"], check=False)
+        done = again.run([*command, "-DincludeScope=runtime", f"-DoutputDirectory={lib}"])
         if done.returncode != 0:
-            raise KafkaToolError("Maven could not fetch Kafka's jars; what it printed says why")
+            raise KafkaToolError(f"Maven could not fetch Kafka's jars; what it printed says why\n{done.stdout}")
         shutil.rmtree(LIB, ignore_errors=True)
         lib.rename(LIB)
     FETCHED.touch()

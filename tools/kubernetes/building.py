@@ -7,11 +7,12 @@ that do with Kubernetes' own version of its libraries, `keda` those of KEDA, `cr
 import json
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools import again
 
 HERE = Path(__file__).resolve().parent
 HOME = HERE.parents[1] / ".tools" / "kubernetes"
@@ -139,7 +140,7 @@ def _files(read: Read) -> list[Path]:
 
 def _go(folder: str, arguments: Sequence[str], fault: str) -> dict[str, str]:
     """What Go printed, where that is JSON. Its complaints go to our standard error."""
-    done = subprocess.run(["go", *arguments], cwd=HERE / folder, stdout=subprocess.PIPE, text=True, check=False)
+    done = again.run(["go", *arguments], cwd=HERE / folder)
     if done.returncode != 0:
         raise KubernetesToolError(f"{fault}; what Go printed says why{': ' + done.stdout if done.stdout else ''}")
     answer: dict[str, str] = json.loads(done.stdout) if done.stdout else {}
