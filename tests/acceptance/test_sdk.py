@@ -97,6 +97,9 @@ async def test_the_sdks_own_errors_are_raised(up: tuple[Pointsman, Process]) -> 
     assert bad_value.value.param == "temperature"
     assert streamed_job.value.param == "stream"
     assert "dedline_s" in str(unknown_wish.value)
+    kept = up[0].refusals.all
+    assert any(each.key == "pm-not-a-key-of-anybody" and "invalid_api_key" in each.told for each in kept)
+    assert any("no-such-model" in each.asked and "model_not_found" in each.told for each in kept)
 
 
 async def test_the_sdk_example_of_the_readme_runs(up: tuple[Pointsman, Process]) -> None:
