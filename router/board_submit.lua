@@ -9,7 +9,8 @@ end
 redis.call('HDEL', job, 'owner', 'lease', 'counted')
 redis.call('HSET', job, 'submitted', ARGV[4], 'about', ARGV[6], 'kept_by', ARGV[7])
 redis.call('ZREM', P .. 'running', ARGV[2])
--- Not later than its deadline, which it is not to wait past.
+-- Not later than its deadline, which it is not to wait past; at once where it was cancelled while the backend took it.
 local look_at = math.min(now_ms() + tonumber(ARGV[5]), tonumber(redis.call('HGET', job, 'expires')))
+if redis.call('HEXISTS', job, 'cancel') == 1 then look_at = now_ms() end
 redis.call('ZADD', kept_by(ARGV[7]), whole(look_at), ARGV[2])
 return 1

@@ -241,6 +241,22 @@ async def test_a_cancelled_one_is_abandoned_at_the_backend_within_a_second(bench
     assert backend.abandoned == [f"{job.id}.1"]
 
 
+async def test_a_cancel_that_comes_just_as_the_backend_takes_the_job_is_not_looked_at_only_minutes_later(
+    bench: Bench,
+) -> None:
+    board, owner = bench.board, "worker:ann|jobs|1-0|1"
+    job = await bench.queued()
+    await board.claim(job, owner, lease_s=20)
+    await board.start(job, owner, most_deliveries=3, microbatch="mb_1")
+    await board.cancel(job.tenant, job.id, "{}")
+    await board.submit(job, owner, "first", check_in_s=600)
+    [first] = await board.collect(job.tenant, "ann|collector|1", backend="echo", lease_s=20, most=9)
+    await board.submit(job, "ann|collector|1", "first", check_in_s=600)  # it is still under way, and looked at later
+    [again] = await board.collect(job.tenant, "ann|collector|2", backend="echo", lease_s=20, most=9)
+
+    assert first.is_cancelled and again.is_cancelled
+
+
 async def test_one_past_its_deadline_expires(bench: Bench) -> None:
     backend = TakingBackend()
     job = await bench.queued(deadline_s=0.5)
