@@ -340,6 +340,36 @@ async def test_a_call_that_ends_while_a_whole_board_is_rebuilt_is_in_the_budgets
     }
 
 
+@pytest.mark.parametrize("is_wiped", [False, True])
+async def test_two_rebuilds_at_once_while_jobs_run_change_nothing_and_count_all(limited: Bench, is_wiped: bool) -> None:
+    jobs = [await limited.queued(f"wait:0.{number % 5} for it", limited_key="ci") for number in range(60)]
+    async with working(limited):
+        await until(lambda: _some_ended(limited, 5))
+        if is_wiped:
+            await limited.wipe()
+        for _ in range(3):
+            await asyncio.gather(limited.rebuild(), limited.rebuild())
+        await until(lambda: _events(limited, len(jobs)), within=30)
+        await until(lambda: _is_settled(limited), within=30)
+
+    rows = {(row["job"], row["attempt"]): row for row in await limited.charges()}.values()
+    tokens, dollars = sum(row["tokens"] for row in rows), sum(nanodollars(Decimal(row["usd"])) for row in rows)
+    found = {name: int(*used.values()) for name, used in (await budgets(limited)).items()}
+    assert found == {name: tokens if name.endswith(":day") else dollars for name in found}
+    if not is_wiped:
+        assert len(rows) == len(jobs)
+
+
+async def _some_ended(bench: Bench, count: int) -> bool:
+    return len(await bench.events()) >= count
+
+
+async def _is_settled(bench: Bench) -> bool:
+    return not await bench.redis.exists("{t:acme}:outbox") and not [
+        name async for name in bench.redis.scan_iter("*:quota:held:*")
+    ]
+
+
 class Publishing(StreamsLog):
     """Somebody puts what waits in the outboxes on the log, once a rebuild has read the ledger to its end twice."""
 
