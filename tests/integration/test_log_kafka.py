@@ -136,7 +136,7 @@ async def test_a_full_window_stops_its_partition_and_no_other(place: LogPlace) -
         stuck = held[0].position.partition(":")[0]
         others: list[Delivery] = []
         async with asyncio.timeout(PATIENCE_S):
-            while len(others) < 100:
+            while len(others) < 100 or not log.counts.full_windows:
                 for delivery in await worker.take(5):
                     if delivery.position.startswith(f"{stuck}:"):
                         held.append(delivery)
@@ -145,7 +145,6 @@ async def test_a_full_window_stops_its_partition_and_no_other(place: LogPlace) -
                     await worker.done(delivery)
 
         assert 10 <= len(held) < 15
-        assert log.counts.full_windows > 0
 
         for delivery in held:
             await worker.done(delivery)
