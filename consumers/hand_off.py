@@ -83,12 +83,12 @@ class HandOff:
                 await self.means.quotas.renew(scope, self.running.rid, hold_s=hold_s)
 
     async def _let_go(self) -> None:
-        """It waits outside of the deployment's quota and of the tenant's running calls; its dollars stay reserved."""
+        """It waits outside of the deployment's rates and of the tenant's running calls; its dollars stay reserved."""
         running, quotas, gate = self.running, self.means.quotas, self.means.gate
         of_tenant, of_deployment = running.scopes
         tokens = running.job.estimate.tokens
         with suppress(BoardUnavailableError):  # both run out by themselves
-            await quotas.refund(of_deployment, running.rid)
+            await quotas.let_go(of_deployment, running.rid)
             gate.give_back(of_deployment, requests=1, tokens=tokens, now=self.means.clock())
             await quotas.renew(of_tenant, running.rid, hold_s=0.0)
             gate.give_back(of_tenant, requests=0, tokens=0, now=self.means.clock())

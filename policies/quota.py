@@ -299,6 +299,7 @@ class Quotas:
         self._scripts = scripts
         self._reserve = Script.load("policies", FUNCTIONS, "quota_reserve")
         self._settle = Script.load("policies", FUNCTIONS, "quota_settle")
+        self._let_go = Script.load("policies", FUNCTIONS, "quota_let_go")
         self._renew = Script.load("policies", FUNCTIONS, "quota_renew")
         self._watch = Script.load("policies", FUNCTIONS, "quota_watch")
         self._restore = Script.load("policies", FUNCTIONS, "quota_restore")
@@ -380,6 +381,11 @@ class Quotas:
     async def release(self, slot: str, rid: str, *, unclaimed: str = "") -> bool:
         """The same, whatever the limits are there. Whether anything was reserved."""
         return await self._close([_held(slot, rid)], [rid, 0, 0, 0, *([unclaimed] if unclaimed else [])])
+
+    async def let_go(self, scope: Scope, rid: str) -> None:
+        """The call waits elsewhere for long: only its dollars stay reserved."""
+        if scope.parts:
+            await self._scripts.run(self._let_go, [_held(scope.slot, rid)], [rid])
 
     async def count_unreserved(self, scope: Scope, rid: str, *, tokens: int, usd: Decimal | None) -> None:
         """Count what an attempt used whose reservation went with a lost board: in budgets and days, not in rates."""

@@ -248,6 +248,27 @@ local function quota_reserve(keys, argv, now)
   return {duplicate and 'duplicate' or 'granted', 0, '', 0, shadows, rooms}
 end
 
+-- What a reservation has of a part, as quota_take wrote it.
+local function quota_taken(text)
+  local taken = {}
+  for word in string.gmatch(text, '%S+') do taken[#taken + 1] = word end
+  return taken
+end
+
+-- Its place is free, and of rates and the day it has taken only what was used: requests and tokens.
+local function quota_give_back(key, taken, rid, used, now)
+  redis.call('ZREM', key .. ':leases', rid)
+  for i = 1, 2 do
+    local was, rate, burst = tonumber(taken[3 * i - 2]), tonumber(taken[3 * i - 1]), tonumber(taken[3 * i])
+    if was and was ~= used[i] then
+      local level, at = quota_level(key .. QUOTA_BUCKETS[i], rate, burst, now)
+      level = math.max(-burst, math.min(burst, level + was - used[i]))
+      quota_keep(key .. QUOTA_BUCKETS[i], level, at, rate, burst, now)
+    end
+  end
+  if taken[7] ~= '-' and tonumber(taken[8]) ~= used[2] then quota_day(key .. ':day', taken[7], used[2] - taken[8]) end
+end
+
 -- argv: rid, requests used, tokens used, nano-dollars used ('': what was reserved), and perhaps the name under which it
 --   is unclaimed
 -- Returns 1, or 0 when there is nothing (left) to settle. No keys: no limits.
@@ -257,25 +278,29 @@ local function quota_settle(keys, argv, now)
   local used, nano = {tonumber(argv[2]), tonumber(argv[3])}, tonumber(argv[4])
   local held = redis.call('HGETALL', keys[1])
   for n = 1, #held, 2 do
-    local key, taken = held[n], {}
-    for word in string.gmatch(held[n + 1], '%S+') do taken[#taken + 1] = word end
+    local key, taken = held[n], quota_taken(held[n + 1])
     if #taken == 10 then
-      redis.call('ZREM', key .. ':leases', argv[1])
-      for i = 1, 2 do
-        local was, rate, burst = tonumber(taken[3 * i - 2]), tonumber(taken[3 * i - 1]), tonumber(taken[3 * i])
-        if was and was ~= used[i] then
-          local level, at = quota_level(key .. QUOTA_BUCKETS[i], rate, burst, now)
-          level = math.max(-burst, math.min(burst, level + was - used[i]))
-          quota_keep(key .. QUOTA_BUCKETS[i], level, at, rate, burst, now)
-        end
-      end
-      if taken[7] ~= '-' and tonumber(taken[8]) ~= used[2] then quota_day(key .. ':day', taken[7], used[2] - taken[8]) end
+      quota_give_back(key, taken, argv[1], used, now)
       if taken[9] ~= '-' and nano and nano ~= tonumber(taken[10]) then
         quota_budget(key .. ':usd', taken[9], nano - taken[10])
       end
     end
   end
   return redis.call('DEL', keys[1])
+end
+
+-- The call waits elsewhere for long: it uses no rates, no place and nothing of the day, and its dollars stay reserved.
+-- argv: rid. Returns 1, or 0 when nothing is reserved.
+local function quota_let_go(keys, argv, now)
+  local held = redis.call('HGETALL', keys[1])
+  for n = 1, #held, 2 do
+    local key, taken = held[n], quota_taken(held[n + 1])
+    if #taken == 10 then
+      quota_give_back(key, taken, argv[1], {0, 0}, now)
+      redis.call('HSET', keys[1], key, '- - - - - - - 0 ' .. taken[9] .. ' ' .. taken[10])
+    end
+  end
+  return #held > 0 and 1 or 0
 end
 
 -- argv: rid, hold ms, then of each part '1' where places are counted. Returns 1, or 0 when nothing is reserved.

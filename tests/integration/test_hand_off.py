@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from consumers.retrier import GROUP, Retrier
 from consumers.worker import Bounds
 from policies.deployments import Deployment, Limits
 from policies.pricing import Usage
+from policies.quota import deployment_scope, nanodollars
 from policies.retries import Failure
 from policies.tenants import Tenant
 from router import envelope, topics
@@ -316,7 +317,8 @@ async def test_one_that_holds_no_places_leaves_them_to_others_and_keeps_its_doll
     redis: "Redis", tmp_path: Path
 ) -> None:
     limits = Limits(concurrency=1, usd_per_month=Decimal(1))
-    tenant, deployment = Tenant("acme", limits), a_deployment(limits=limits)
+    rated = replace(limits, requests_per_minute=600, burst_s=10, tokens_per_day=100_000)
+    tenant, deployment = Tenant("acme", limits), a_deployment(limits=rated)
     async with a_bench(redis, tmp_path, deployments=[deployment], tenants=[tenant]) as bench:
         backend = TakingBackend(holds_places=False)
         jobs = [await bench.queued() for _ in range(3)]
@@ -326,9 +328,21 @@ async def test_one_that_holds_no_places_leaves_them_to_others_and_keeps_its_doll
             reserved = await bench.redis.keys("{t:acme}:quota:held:*")
             backend.verdicts |= {f"{job.id}.1": DONE for job in jobs}
             await bench.ended(*jobs)
+            await until(lambda: _is_nothing_reserved(bench))
+        spent = [await redis.hvals(f"{slot}:quota:usd") for slot in ("{t:acme}", "{b:small}")]
+        rates = await redis.hget("{b:small}:quota:requests", "l"), await redis.hvals("{b:small}:quota:day")
 
     assert len(reserved) == 3
+    charged = sum(nanodollars(Decimal(row["usd"])) for row in await bench.charges())
+    assert spent == [[f"{charged}".encode()]] * 2
+    [part] = deployment_scope(deployment).parts
+    assert part.requests is not None
+    assert rates == (f"{part.requests.burst:.0f}".encode(), [b"0"])
     assert {row["outcome"] for charge in await bench.charges() for row in charge["lines"]} == {"completed"}
+
+
+async def _is_nothing_reserved(bench: Bench) -> bool:
+    return not await bench.redis.keys("*:quota:held:*")
 
 
 async def _lets_go(bench: Bench) -> bool:

@@ -1,0 +1,1 @@
+return quota_let_go(KEYS, ARGV, quota_now())
