@@ -2,6 +2,7 @@
 -- ARGV: prefix, lease ms, how many run, then replica and id of each; then replica, id and tokens of each that has ended
 -- Returns 1
 local now = now_ms()
+since(now, tonumber(ARGV[2]))
 local n = tonumber(ARGV[3])
 for i = 4, 2 + 2 * n, 2 do
   redis.call('ZADD', P .. 'places:' .. ARGV[i], whole(now + tonumber(ARGV[2])), ARGV[i + 1])

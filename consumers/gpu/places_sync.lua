@@ -6,11 +6,12 @@ local UNSEEN_MS = 15000
 local now, answer = now_ms(), {}
 local hold, fleet = tonumber(ARGV[2]), P .. 'fleet'
 answer[1] = now
+local gone = whole(since(now, hold))
 for i = 4, #ARGV, 5 do
   local name, report, out, strikes, phase = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local places = P .. 'places:' .. name
   -- Those whose worker has died: they were there until their lease was last renewed, as far as anybody knows.
-  local lost = redis.call('ZRANGEBYSCORE', places, '-inf', whole(now), 'WITHSCORES')
+  local lost = redis.call('ZRANGEBYSCORE', places, '-inf', gone, 'WITHSCORES')
   for k = 1, #lost, 2 do leave(name, lost[k], lost[k + 1] - hold, '0') end
   redis.call('HSET', fleet, name, whole(now) .. ' ' .. report)
   local known = redis.call('HGET', P .. 'ejected', name)

@@ -8,7 +8,8 @@ from redis.asyncio import Redis
 from consumers.gpu.places import Ended, Known, Places, Seen, Taken
 from consumers.gpu.replicas import Learned
 from policies.scripts import Scripts
-from tests.builders import until
+from tests.builders import standing_still, until
+from tests.servers import redis_client
 
 A, B = "gpu-1:8000", "gpu-2:8000"
 
@@ -56,6 +57,29 @@ async def test_the_place_of_a_worker_that_died_is_free_after_its_lease_and_that_
     await until(renewed_until_the_other_is_gone)
     assert (await places.take("small", "next.1", [(A, 2)])).index == 0
     assert (await places.take("small", "last.1", [(A, 2)])).index is None
+
+
+async def test_after_redis_stood_still_calls_that_run_keep_their_places_and_those_of_the_dead_are_free_again(
+    own_valkey: str,
+) -> None:
+    async with redis_client(own_valkey) as redis:
+        places = Places(Scripts(redis), hold_s=1.0)
+        for each in ("alive.1", "alive.2", "dead.1"):
+            await places.take("small", each, [(A, 3)])
+
+        async with standing_still(redis):
+            await asyncio.sleep(1.2)  # longer than a lease
+
+        assert (await places.take("small", "next.1", [(A, 3)])).index is None
+        assert (await known(places, A))[0].places == 3
+
+        async def renewed_until_the_dead_one_is_gone() -> bool:
+            await places.keep("small", [(A, "alive.1"), (A, "alive.2")], [])
+            return (await known(places, A))[0].places == 2
+
+        await until(renewed_until_the_dead_one_is_gone)
+        assert (await places.take("small", "next.1", [(A, 3)])).index == 0
+        assert (await places.take("small", "last.1", [(A, 3)])).index is None
 
 
 async def test_where_a_beginning_was_computed_one_worker_hears_from_the_other_before_it_goes_elsewhere(
