@@ -172,7 +172,7 @@ async def _answered(
 
 
 class Http:
-    """A DOUBLE of the client that asks replicas how they are."""
+    """A DOUBLE of the client that asks replicas how they are, and for one token."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = {each.name: each for each in engines}
@@ -180,11 +180,23 @@ class Http:
     @asynccontextmanager
     async def get(self, url: str, **options: object) -> AsyncGenerator[SimpleNamespace]:
         """`/health` and `/metrics`."""
-        parts = urlsplit(url)
-        engine = self._engines[parts.hostname or ""].lives
+        engine = self._engine(url)
+        yield _response(200, engine.metrics_text().encode() if urlsplit(url).path == "/metrics" else b"{}")
+
+    @asynccontextmanager
+    async def post(self, url: str, **options: object) -> AsyncGenerator[SimpleNamespace]:
+        """A call for one token."""
+        yield _response(200 if self._engine(url).mode == "well" else 500, b"{}")
+
+    def _engine(self, url: str) -> engine_double.Engine:
+        engine = self._engines[urlsplit(url).hostname or ""].lives
         if engine is None:
             raise aiohttp.ClientConnectorError(cast("Any", SimpleNamespace(host="", port=0, ssl=None)), OSError())
-        body = asyncio.StreamReader()
-        body.feed_data(engine.metrics_text().encode() if parts.path == "/metrics" else b"{}")
-        body.feed_eof()
-        yield SimpleNamespace(status=200, content=SimpleNamespace(readany=lambda: body.read(1 << 20)))
+        return engine
+
+
+def _response(status: int, said: bytes) -> SimpleNamespace:
+    body = asyncio.StreamReader()
+    body.feed_data(said)
+    body.feed_eof()
+    return SimpleNamespace(status=status, content=SimpleNamespace(readany=lambda: body.read(1 << 20)))

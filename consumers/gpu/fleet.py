@@ -75,7 +75,7 @@ class Replicas:
         self._wanted_at: float | None = None
         self._changed = asyncio.Event()
         self._watch = Watch(
-            deployment.name,
+            deployment,
             fleet,
             self.members,
             self,
@@ -123,9 +123,10 @@ class Replicas:
         member, cached = found
         self._usual.add(0.0, job.estimate.tokens)
         member.ours += 1
-        member.gets(self._clock(), speeds([each.shown for each in (member, *self.members.values())])[0].call_s)
+        now, usual_s = self._clock(), speeds([each.shown for each in (member, *self.members.values())])[0].call_s
+        member.gets(now, usual_s)
         member.computes[id] = job.estimate.input_tokens * (1 - cached)
-        self._held[id] = place = Place(member, id, 0.0 if cached else sum(member.computes.values()))
+        self._held[id] = place = Place(member, id, 0.0 if cached else member.computing, now, usual_s)
         return place
 
     def welcomes(self, job: Job) -> bool:
@@ -146,7 +147,8 @@ class Replicas:
         """The call is over. Safe to repeat."""
         if self._held.pop(place.id, None) is None:
             return
-        member = place.member
+        member, now = place.member, self._clock()
+        member.gets(now, now - place.at - place.usual_s)
         member.ours -= 1
         member.computes.pop(place.id, None)
         member.everyone = max(member.ours, member.everyone - 1)
@@ -288,9 +290,7 @@ class Replicas:
         most, load = self.cap(member), member.load + promised
         if member.is_full or (member.facts.waiting or 0) > self._fleet.queue:
             load = max(load, most)
-        return Candidate(
-            member.replica.name, load, most, member.given(self._clock()), speed, sum(member.computes.values())
-        )
+        return Candidate(member.replica.name, load, most, member.given(self._clock()), speed, member.computing)
 
     def _last_resort(self) -> list[Member]:
         """The last replica is never ejected: of those that are, the one whose time is over first."""

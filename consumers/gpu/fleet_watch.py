@@ -12,14 +12,15 @@ import structlog
 from consumers.gpu.discovery import Discovery, discovery
 from consumers.gpu.engines import Facts
 from consumers.gpu.fleet_meters import FleetMeters
-from consumers.gpu.health import State
+from consumers.gpu.health import Probe, State
 from consumers.gpu.machine_bills import MachineBills
 from consumers.gpu.members import Member
 from consumers.gpu.places import Places, Seen
-from consumers.gpu.probing import Probed, ask
+from consumers.gpu.probing import Probed, answers, ask
 from consumers.gpu.replicas import lowered, raised
 from consumers.gpu.speeds import Shown
 from consumers.gpu.waking import AFTER_FAILURE_S, wake
+from policies.deployments import Deployment, Modality
 from policies.fleets import MOST_REPLICAS, Fleet
 from policies.scripts import BoardUnavailableError
 from router.log import LogUnavailableError
@@ -49,7 +50,7 @@ class Watch:
 
     def __init__(
         self,
-        deployment: str,
+        deployment: Deployment,
         fleet: Fleet,
         members: dict[str, Member],
         watched: Watched,
@@ -63,7 +64,9 @@ class Watch:
     ) -> None:
         self.soon = asyncio.Event()
         self.has_looked = False
-        self._deployment = deployment
+        self._deployment = deployment.name
+        self._model = deployment.model
+        self._chats = Modality.TEXT in deployment.modalities
         self._fleet = fleet
         self._members = members
         self._watched = watched
@@ -118,21 +121,28 @@ class Watch:
     async def _probe(self) -> None:
         at_once = asyncio.Semaphore(AT_ONCE)
 
-        async def one(member: Member) -> tuple[Member, Probed]:
+        async def one(member: Member) -> tuple[Member, Probed, bool | None]:
             async with at_once:
-                known = member.bounds is not None
-                return member, await ask(
+                known, is_out = member.bounds is not None, member.health.state is State.EJECTED
+                probed = await ask(
                     self._session, member.replica, self._headers, engine=member.engine, bounds_known=known
                 )
+                if not is_out or not self._chats or probed.probe is not Probe.WELL:
+                    return member, probed, None
+                return member, probed, await answers(self._session, member.replica, self._headers, self._model)
 
-        for member, probed in await asyncio.gather(*(one(each) for each in self._members.values())):
+        for member, probed, answered in await asyncio.gather(*(one(each) for each in self._members.values())):
             before, now = member.health.state, self._clock()
+            if answered is not None:
+                member.health.tried(well=answered, now=now)
             member.health.probed(probed.probe, now)
             member.engine = probed.engine or member.engine
             member.bounds = probed.bounds or member.bounds
             member.told(probed.facts, now)
             if member.health.state is State.DOWN:
                 member.bounds, member.shown = None, Shown()  # another one may come back in its place
+            if before is not State.READY and member.is_open:
+                member.begins_anew()
             if member.health.state is not before:
                 log.info("replica_changed", **self._named(member), state=member.health.state, why=member.health.why)
 

@@ -46,6 +46,9 @@ class Health:
     _passed: int = 0
     _missed: int = 0
     _was_ready: bool = False  # since it was last not there at all
+    _answered: int = 0  # small calls of ours in a row, while it is ejected
+    _came_early: bool = False  # for these, before its time was over
+    _deceives: bool = False  # it answered them, and then failed
     _on_trial: bool = False
     _calls: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=KEPT))
 
@@ -71,6 +74,18 @@ class Health:
             case Probe.SILENT if self._missed >= MISSED or self.state is not State.READY:
                 self._become(State.DOWN, "no answer to its probes")
 
+    def tried(self, *, well: bool, now: float) -> None:
+        """While it was ejected it was asked for one token: some answers in a row end that, as its time would.
+
+        Not where that has deceived us before: then it is out for all of its time, until a call there ends well.
+        """
+        if self.state is not State.EJECTED:
+            return
+        self._answered = self._answered + 1 if well else 0
+        if self._answered >= PROBES and not self._deceives:
+            self._back(now)
+            self._on_trial = self._came_early = True
+
     def gone(self, why: str) -> None:
         """Nobody listens there."""
         self._was_ready = False
@@ -86,7 +101,7 @@ class Health:
         """A call there has ended well."""
         self._calls.append((now, True))
         self._missed = 0
-        self._on_trial = False
+        self._on_trial = self._came_early = self._deceives = False
         since = self._ready_since
         if self.strikes and since is not None and now - since > _out_s(self.strikes):
             self.strikes = 0
@@ -98,6 +113,7 @@ class Health:
         bad = recent.count(False)
         if self.state is not State.READY or not (self._on_trial or (bad >= FAILURES and bad >= SHARE * len(recent))):
             return False
+        self._deceives = self._deceives or (self._on_trial and self._came_early)
         self.strikes += 1
         self.eject(now + _out_s(self.strikes), self.strikes, why)
         return True
@@ -105,7 +121,8 @@ class Health:
     def eject(self, until: float, strikes: int, why: str) -> None:
         """Leave it alone until then; another worker may have found out."""
         self.out_until, self.strikes = until, strikes
-        self._passed = 0
+        self._passed = self._answered = 0
+        self._came_early = False
         self._calls.clear()
         self._become(State.EJECTED, why)
 

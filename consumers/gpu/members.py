@@ -13,7 +13,7 @@ from policies.fleets import Engine, Fleet
 from policies.machine_time import Phase
 
 UNBOUNDED = Bounds()
-LATELY_S = 60.0
+LATELY_S = 120.0
 
 
 @dataclass(slots=True)
@@ -48,6 +48,11 @@ class Member:
     def load(self) -> int:
         """Calls that are there now."""
         return max(self.everyone, self.ours) + self.asked + self.foreign
+
+    @property
+    def computing(self) -> float:
+        """Tokens of prompts that are being computed there; of calls that others have there as many as of ours."""
+        return sum(self.computes.values()) * max(1.0, (self.everyone + self.foreign) / max(1, self.ours))
 
     @property
     def is_gone(self) -> bool:
@@ -89,8 +94,12 @@ class Member:
         return Phase.UP if self.is_listed and not self.replica.drains else Phase.COOL_DOWN
 
     def gets(self, now: float, seconds: float) -> None:
-        """A call from here, which takes so long as a rule."""
+        """A call from here, which takes so long as a rule; and once it is over, by how much that was wrong."""
         self._given = self.given(now) + seconds, now
+
+    def begins_anew(self) -> None:
+        """It was away: what it was given before that is no reason to give it less."""
+        self._given = 0.0, 0.0
 
     def given(self, now: float) -> float:
         """Seconds that the calls which it got from here take; what was `LATELY_S` ago counts a third."""
@@ -114,7 +123,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A call's place on a replica.
+    """A call's place on a replica, taken `at` a moment for as many seconds as calls there take, `usual_s`.
 
     `prompt`: tokens that are to be computed there before it begins to be answered; 0 where it finds some of them.
     """
@@ -122,6 +131,8 @@ class Place:
     member: Member
     id: str
     prompt: float = 0.0
+    at: float = 0.0
+    usual_s: float = 0.0
 
     @property
     def replica(self) -> Replica:

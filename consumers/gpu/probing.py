@@ -1,6 +1,7 @@
 """Asks a replica how it is: its health, its metrics, and once what it takes."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
@@ -11,10 +12,12 @@ from consumers.gpu import engines
 from consumers.gpu.discovery import Replica
 from consumers.gpu.engines import UNKNOWN, Bounds, Facts
 from consumers.gpu.health import Probe
+from consumers.gpu.wire import base_of
 from policies.fleets import Engine
 
 PROBE_S = 2.0
 LARGEST_METRICS = 4 * 1024 * 1024
+LARGEST_WORD = 64 * 1024  # bytes of an answer of one token
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,25 @@ async def ask(
     return Probed(Probe.WELL, engine, engines.facts(engine, text), bounds)
 
 
+async def answers(session: aiohttp.ClientSession, replica: Replica, headers: Mapping[str, str], model: str) -> bool:
+    """Whether it answers a chat with one token, all of it within two seconds. Never raises."""
+    asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    try:
+        async with (
+            asyncio.timeout(PROBE_S),
+            session.post(
+                base_of(replica.url) + "/chat/completions",
+                data=json.dumps(asked).encode(),
+                headers={**headers, "content-type": "application/json"},
+                allow_redirects=False,
+                server_hostname=replica.host,
+            ) as response,
+        ):
+            return response.status == 200 and bool(await _read(response, LARGEST_WORD))
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return False
+
+
 async def _bounds(
     session: aiohttp.ClientSession, replica: Replica, headers: Mapping[str, str], engine: Engine, metrics: str
 ) -> Bounds:
@@ -74,16 +96,16 @@ async def _get(
                 _root(replica.url) + path, headers=headers, allow_redirects=False, server_hostname=replica.host
             ) as response,
         ):
-            return response.status, await _read(response)
+            return response.status, await _read(response, LARGEST_METRICS)
     except aiohttp.ClientConnectorError:
         return Probe.REFUSED
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return Probe.SILENT
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
+async def _read(response: aiohttp.ClientResponse, at_most: int) -> bytes:
     body = bytearray()
-    while len(body) < LARGEST_METRICS and (piece := await response.content.readany()):
+    while len(body) < at_most and (piece := await response.content.readany()):
         body += piece
     return bytes(body)
 

@@ -11,6 +11,9 @@ from consumers.gpu.speeds import USUAL, Speed
 OVERLOADED = 1.3  # who has a prompt's beginning may have so many times the mean load
 CACHED = 0.75  # of such a prompt need not be computed there, as a rule
 PRICE = 6.0  # seconds that a second of computing it again costs all: it takes the time, and pushes out what others find
+SPARE = (
+    1.5  # times the free part of all places: so much of that price is let off where one was given more than its share
+)
 LONGEST_S = 30.0  # that a job waits for who has its beginning
 PREFIX_BYTES = 2048  # of the conversation's beginning
 LEAST_PREFIX = 256  # bytes; less is prefilled faster than it is found
@@ -125,8 +128,9 @@ def ranked(
     """Those with room, the chosen one first, the others as they would do instead; `avoid` only where nothing else is.
 
     One of the beginning's homes and no other, or nobody while it is worth waiting for one: as long as that, and to wait
-    until the home has no more than its share, takes less than to compute the beginning elsewhere costs all. Where there
-    is no home, the better of two that the beginning names; without one, of two that `rolls` (in 0..1) draw.
+    until the home has no more than its share, takes less than to compute the beginning elsewhere costs all; that cost
+    counts less for who was given more than its share lately, the more places are free. Where there is no home, the
+    better of two that the beginning names; without one, of two that `rolls` (in 0..1) draw.
     """
     free = [each for each in candidates if each.room]
     wanted = [each for each in free if each.name not in avoid] or free
@@ -139,12 +143,13 @@ def ranked(
         return _with_others(_named(wanted, work, beginning.digest), wanted, work)
     most = math.ceil(OVERLOADED * (sum(each.load for each in candidates) + 1) / len(candidates))
     again_s = PRICE * median_low(each.speed.prompt_s for each in candidates) * work.prompt * beginning.cached
+    beyond, let_off_s = _beyond(candidates), again_s * min(1.0, SPARE * _free_share(candidates))
 
     def cost(each: Candidate) -> tuple[float, float]:
-        ahead = beginning.ahead.get(each.name, 0)
+        ahead, more_s = beginning.ahead.get(each.name, 0), min(beyond[each.name], let_off_s)
         if each.name in homes:
-            return each.seconds(work, most=most, cached=beginning.cached, ahead=ahead), each.given
-        return each.seconds(work, ahead=ahead) + again_s, each.given
+            return each.seconds(work, most=most, cached=beginning.cached, ahead=ahead) + more_s, each.given
+        return each.seconds(work, ahead=ahead) + again_s + more_s, each.given
 
     best = min((each for each in candidates if each.name in homes or each in wanted), key=cost)
     if not best.room and beginning.waited < beginning.at_most:
@@ -180,6 +185,16 @@ def raised(learned: Learned | None, *, in_flight: int, ceiling: int, now: float)
     if learned is None or learned.cap >= ceiling or now - learned.at < LEARN_S or in_flight < learned.cap * USED:
         return None
     return Learned(min(float(ceiling), learned.cap + 1), now)
+
+
+def _beyond(candidates: Sequence[Candidate]) -> Mapping[str, float]:
+    """Seconds of calls that each was given lately beyond its share, which is by its cap, and one call."""
+    share = sum(each.given for each in candidates) / sum(each.cap for each in candidates)
+    return {each.name: max(0.0, each.given - share * each.cap - each.speed.call_s) for each in candidates}
+
+
+def _free_share(candidates: Sequence[Candidate]) -> float:
+    return sum(each.room for each in candidates) / sum(each.cap for each in candidates)
 
 
 def _named(wanted: Sequence[Candidate], work: Work, digest: bytes) -> Candidate:

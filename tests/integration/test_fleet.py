@@ -162,6 +162,29 @@ async def test_a_replica_whose_health_lies_is_ejected_for_all_workers_but_never_
             assert backend.room("small", 0) not in (0, None)
 
 
+async def test_an_ejected_replica_is_back_as_soon_as_it_answers_and_not_while_only_its_health_is_good(
+    redis: "Redis",
+) -> None:
+    with engine_double() as one, engine_double() as two:
+        deployment = a_deployment(one, two)
+        async with a_worker(redis, deployment) as backend:
+            replicas = await ready(backend, 2)
+            ejected = replicas.members[one.url.removeprefix("http://")]
+            await one.become("liar")
+            ejected.health.eject(asyncio.get_running_loop().time() + 3600, 9, "as if it had failed")
+            before = (await one.calls())["failed"]
+
+            async def was_asked() -> bool:
+                return (await one.calls())["failed"] >= before + 3
+
+            await until(was_asked)
+            assert ejected.health.state is State.EJECTED
+
+            await one.become("well")
+            await until(lambda: ejected.is_open)
+            assert replicas.cap(ejected) == 1, "on trial"
+
+
 async def test_one_that_loads_is_warming_gets_nothing_and_is_used_once_it_is_ready(redis: "Redis") -> None:
     with engine_double("--load-s", "1") as one:
         deployment = a_deployment(one)

@@ -112,6 +112,45 @@ def test_the_first_token_of_one_call_ends_a_trial_however_long_the_answer_takes(
     assert health.share(10.0, back + 20) == 1.0, "that of another call begins nothing anew"
 
 
+def asked_for_a_token(health: Health, *, well: bool, now: float) -> None:
+    for _ in range(PROBES):
+        health.tried(well=well, now=now)
+
+
+def test_an_ejection_ends_early_once_small_calls_are_answered_and_only_then() -> None:
+    health = a_ready_one()
+    ejected(health, 0.0)
+    health.probed(Probe.WELL, 1.0)
+    asked_for_a_token(health, well=False, now=1.0)
+    health.tried(well=True, now=2.0)
+    health.tried(well=False, now=2.5)
+    health.tried(well=True, now=3.0)
+    assert is_in(health, State.EJECTED), "not in a row"
+
+    health.tried(well=True, now=3.5)
+
+    assert is_in(health, State.READY)
+    assert health.share(30.0, 1e9) == 0.0, "on trial"
+
+
+def test_who_answers_small_calls_and_fails_the_others_is_out_for_all_of_its_time() -> None:
+    health = a_ready_one()
+    ejected(health, 0.0)
+    asked_for_a_token(health, well=True, now=1.0)
+    assert health.failed("backend_error: 500", 2.0)
+    assert health.out_until == 2.0 + 2 * FIRST_OUT_S
+
+    asked_for_a_token(health, well=True, now=3.0)
+    assert is_in(health, State.EJECTED)
+
+    for _ in range(PROBES):
+        health.probed(Probe.WELL, health.out_until)
+    health.succeeded(health.out_until + 1)
+    ejected(health, health.out_until + 2)
+    asked_for_a_token(health, well=True, now=health.out_until - 1)
+    assert is_in(health, State.READY), "a call that ended well has restored the trust"
+
+
 def test_who_stays_well_for_longer_than_he_was_out_begins_anew() -> None:
     health = a_ready_one()
     ejected(health, 0.0)
@@ -137,7 +176,10 @@ def test_one_probe_without_an_answer_changes_nothing_and_some_in_a_row_do() -> N
 
 
 events = st.lists(
-    st.tuples(st.one_of(st.sampled_from(list(Probe)), st.sampled_from(["well", "bad", "gone"])), st.floats(0, 20)),
+    st.tuples(
+        st.one_of(st.sampled_from(list(Probe)), st.sampled_from(["well", "bad", "gone", "token", "no token"])),
+        st.floats(0, 20),
+    ),
     max_size=80,
 )
 
@@ -157,12 +199,14 @@ def test_whatever_happens_it_is_ready_only_after_a_good_answer_and_out_for_bound
                 health.succeeded(now)
             case "bad":
                 health.failed("cut", now)
+            case "token" | "no token":
+                health.tried(well=event == "token", now=now)
             case _:
                 health.gone("no connection")
         if health.state is State.READY and before is not State.READY:
-            assert event is Probe.WELL
+            assert event in (Probe.WELL, "token")
         if before is State.EJECTED and health.state not in (State.EJECTED, State.DOWN):
-            assert now >= out_until
+            assert now >= out_until or event == "token"
         if health.state is State.EJECTED and before is not State.EJECTED:
             assert FIRST_OUT_S - 1e-6 <= health.out_until - now <= LONGEST_OUT_S + 1e-6
         assert 0.0 <= health.share(30.0, now) <= 1.0

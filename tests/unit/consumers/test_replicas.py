@@ -195,6 +195,21 @@ def test_a_new_beginning_goes_to_the_one_of_its_two_that_was_given_less_lately()
         assert ranked(given_more, beginning=beginning, rolls=(0.0, 0.0))[0].name != first.name
 
 
+def test_who_was_given_more_than_its_share_keeps_a_beginning_only_where_that_is_done_no_sooner_elsewhere() -> None:
+    work, asked = Work(prompt=2000.0), Beginning(b"12345678", homes=["home"])
+    busy = [Candidate(name, 4, 8, given=50.0) for name in "abcd"]
+    one_idle = [*busy, Candidate("e", 1, 8, given=50.0)]
+    home = Candidate("home", 4, 8, given=55.0)
+
+    def first(home: Candidate, others: list[Candidate]) -> str:
+        return ranked([home, *others], work=work, beginning=asked, rolls=(0.0, 0.0))[0].name
+
+    assert first(home, one_idle) == "home", "it had its share, and a call"
+    assert first(replace(home, given=100.0), one_idle) == "e"
+    assert first(replace(home, given=100.0), busy) == "home"
+    assert first(replace(home, given=100.0, cap=16), one_idle) == "home", "its share is larger"
+
+
 def test_equals_get_equal_shares() -> None:
     loads = Counter({name: 0 for name in "abcdef"})
     for number in range(600):
