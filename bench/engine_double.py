@@ -55,7 +55,7 @@ class Calls:
     aborted: int = 0
     most_running: int = 0
     most_waiting: int = 0
-    held_s: float = 0.0  # that they have held slots, all together
+    held_s: float = 0.0  # that they have held slots until now, all together
 
 
 class Engine:
@@ -73,6 +73,7 @@ class Engine:
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
         self._running = self._waiting = self._kv_tokens = 0
         self._hits = self._queries = self._generated = 0
+        self._counted_at = 0.0
 
     def app(self) -> web.Application:
         """Its endpoints."""
@@ -129,6 +130,7 @@ class Engine:
 
     async def seen(self, request: web.Request) -> web.Response:
         """The books."""
+        self.count()
         more = {"prefix_hits": self._hits, "prefix_queries": self._queries}
         return web.json_response({**asdict(self.calls), **more})
 
@@ -156,8 +158,15 @@ class Engine:
 
     def begin_books(self) -> None:
         """What came until now does not count."""
+        self.count()
         self.calls = Calls()
         self._hits = self._queries = 0
+
+    def count(self) -> None:
+        """Bring the seconds of slots up to now."""
+        now = _now()
+        self.calls.held_s += self._running * (now - self._counted_at)
+        self._counted_at = now
 
     def _refusal(self) -> web.Response | None:
         match self.mode:
@@ -202,7 +211,7 @@ class Engine:
             await self._slots.acquire()
         finally:
             self._waiting -= 1
-        began = _now()
+        self.count()
         self._running += 1
         self._kv_tokens += tokens + output
         self.calls.most_running = max(self.calls.most_running, self._running)
@@ -217,7 +226,7 @@ class Engine:
                 self._generated += words
                 yield words
         finally:
-            self.calls.held_s += _now() - began
+            self.count()
             self._running -= 1
             self._kv_tokens -= tokens + output
             self._slots.release()

@@ -33,8 +33,9 @@ The last line is one JSON object:
 - `utilisation`: of the slots that were of use, as the oracle used them
 - `retries_share`: failed attempts over all attempts, with failures
 - `uneven`, `uneven_with_affinity`: without failures, an engine's largest difference to the mean of what its slots were
-  held for, over the mean; `uneven_calls`, `uneven_calls_with_affinity`: the same of calls. Answers differ a hundredfold
-  in length, so with few of them both are chance
+  held for while jobs came, over the mean; `uneven_oracle`: the same, if the oracle had chosen; `uneven_by_chance`: if
+  each of these jobs had gone anywhere; `uneven_calls`, `uneven_calls_with_affinity`: the same of calls. Answers differ
+  a hundredfold in length, so with few of them all are chance
 - `hit_rate`, `random_hit_rate`, `hit_rate_over_random`: prompt tokens that were in a cache, with and without affinity
 - `hits_of_best`: with affinity, over those of one cache for all that keeps everything
 - `most_waiting`: the most requests that ever waited inside an engine
@@ -229,7 +230,7 @@ async def _drill(given: argparse.Namespace) -> dict[str, float]:
         finally:
             await asyncio.gather(*(each.kill() for each in engines))
     servers = [each.server(failing.began) for each in engines]
-    return figures(spread, near, failing, servers, given.traffic, seconds=given.seconds)
+    return figures(spread, near, failing, servers, given.traffic, seconds=given.seconds, faster=given.faster)
 
 
 async def _settled(
@@ -247,12 +248,19 @@ async def _settled(
 async def _well(
     place: Stage, client: aiohttp.ClientSession, engines: Sequence[Engine], deployment: str, given: argparse.Namespace
 ) -> Well:
-    await _settled(place, client, engines, deployment, given)
+    settled = await _settled(place, client, engines, deployment, given)
     due = jobs(deployment, given.traffic, given.well, given.rate / 2, seed=given.seed * 1000)
+    held = asyncio.create_task(_held(engines, client, due[-1][0]))
     ran = await run(place, client, due)
     seen = [await each.calls(client) for each in engines]
     hits = sum(each["prefix_hits"] for each in seen) / max(1, sum(each["prefix_queries"] for each in seen))
-    return Well(ran.ended(), [each["held_s"] for each in seen], [each["total"] for each in seen], hits)
+    return Well(settled.began, settled.ended(), ran.ended(), await held, [each["total"] for each in seen], hits)
+
+
+async def _held(engines: Sequence[Engine], client: aiohttp.ClientSession, after: float) -> list[float]:
+    """Seconds of slots until then."""
+    await asyncio.sleep(after)
+    return [each["held_s"] for each in await asyncio.gather(*(each.calls(client) for each in engines))]
 
 
 async def _with_failures(

@@ -29,10 +29,10 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A job that is done: seconds from its coming, and for how many it held a slot in all."""
+    """A job that is done: seconds from its coming, and the number of each server that had it, from when to when."""
 
     seconds: float
-    held_s: float
+    spans: tuple[tuple[int, float, float], ...] = ()
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Server:
 
 def served(works: Sequence[Work], servers: Sequence[Server]) -> list[Served]:
     """Each job goes, as it comes, to the server that is done with it first, and again where that one dies under it."""
-    found = [Served(0.0, 0.0)] * len(works)
+    found = [Served(0.0)] * len(works)
     order = count()
     deaths = [(each.dies, server) for server in servers for each in server.outages if each.dies is not None]
     waiting: list[tuple[float, int, int | Server]] = [(dies, next(order), server) for dies, server in deaths]
@@ -108,16 +108,16 @@ def served(works: Sequence[Work], servers: Sequence[Server]) -> list[Served]:
         if isinstance(number, Server):
             number.lose()
             continue
-        work, usable = works[number], [server for server in servers if server.is_open(now)]
+        work, usable = works[number], [each for each in enumerate(servers) if each[1].is_open(now)]
         if not usable:
             again = min(each.until for server in servers for each in server.outages if each.until > now)
             heapq.heappush(waiting, (again, next(order), number))
             continue
-        server = min(usable, key=lambda each: each.ends(work, now))
+        chosen, server = min(usable, key=lambda each: each[1].ends(work, now))
         begins, ends = server.take(work, now)
         dies = server.dies(now, ends)
         until = ends if dies is None else dies
-        found[number] = Served(until - work.at, found[number].held_s + max(0.0, until - begins))
+        found[number] = Served(until - work.at, (*found[number].spans, (chosen, begins, max(begins, until))))
         if dies is not None:
             heapq.heappush(waiting, (dies, next(order), number))
     return found

@@ -246,16 +246,27 @@ async def _for_ever(replicas: Replicas) -> None:
 
 async def _well(folder: Path, given: argparse.Namespace, *, affinity: bool) -> Well:
     drill = Drill(folder, given, affinity=affinity)
-    async with drill.running():
-        await drill.run(settling("chat", given.traffic, given.faster, seed=given.seed))
+    async with drill.running(), asyncio.TaskGroup() as tasks:
+        began = now()
+        settled = await drill.run(settling("chat", given.traffic, given.faster, seed=given.seed))
         engines = [each.engine for each in drill.engines.values()]
         for each in engines:
             each.begin_books()
-        ended = await drill.run(jobs("chat", given.traffic, given.well, given.rate / 2, seed=given.seed * 1000))
+        due = jobs("chat", given.traffic, given.well, given.rate / 2, seed=given.seed * 1000)
+        held = tasks.create_task(_held(engines, due[-1][0]))
+        ended = await drill.run(due)
         found = [each.metrics_text() for each in engines]
-        calls = [each.calls for each in engines]
+        calls = [each.calls.total for each in engines]
     hits, queries = (sum(_value(each, f"prefix_cache_{name}_total") for each in found) for name in ("hits", "queries"))
-    return Well(ended, [each.held_s for each in calls], [each.total for each in calls], hits / max(1.0, queries))
+    return Well(began, settled, ended, held.result(), calls, hits / max(1.0, queries))
+
+
+async def _held(engines: Sequence[engine_double.Engine], after: float) -> list[float]:
+    """Seconds of slots until then."""
+    await asyncio.sleep(after)
+    for each in engines:
+        each.count()
+    return [each.calls.held_s for each in engines]
 
 
 def _value(metrics: str, name: str) -> float:
@@ -319,7 +330,7 @@ def simulated(given: argparse.Namespace) -> dict[str, float]:
         spread = virtual_time.run(_well(folder, given, affinity=False))
         near = virtual_time.run(_well(folder, given, affinity=True))
         failing, servers = virtual_time.run(_with_failures(folder, given))
-    return figures(spread, near, failing, servers, given.traffic, seconds=given.seconds)
+    return figures(spread, near, failing, servers, given.traffic, seconds=given.seconds, faster=given.faster)
 
 
 def main() -> int:
