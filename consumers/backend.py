@@ -28,7 +28,7 @@ class Answer:
 class Submitted:
     """The backend took the job and keeps it; ask for it under `reference`, first in `check_in_s`.
 
-    Unless it `holds_places`, it uses no quota of the deployment there, and is none of the tenant's running calls.
+    Unless it `holds_places`, it uses none of the deployment's rates there, and is none of the tenant's running calls.
     """
 
     reference: str
