@@ -61,6 +61,7 @@ from bench.crew import Crew, Member, crew, freeze
 from bench.provider_double import Call, Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
 from tests.acceptance.contents import leaks_of
+from tests.acceptance.refusals import Refused
 from tools.kafka.broker import HOST, KafkaToolError, free_ports
 
 GATEWAYS, WORKERS, MOST_WORKERS = 2, 3, 4
@@ -108,6 +109,7 @@ class Clients:
     draw: random.Random
     accepted: dict[str, str] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
+    told: list[Refused] = field(default_factory=list)
     gave_up: int = 0
     slowest_s: float = 0.0
 
@@ -137,6 +139,7 @@ class Clients:
                         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
                         return
                     self.refused[str(answer.status)] += 1
+                    self.told.append(Refused("", self.key, await answer.text()))
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 self.refused[type(error).__name__] += 1
             await asyncio.sleep(wait * (0.5 + self.draw.random()))
@@ -456,7 +459,7 @@ async def _drill(given: argparse.Namespace, upstream: Running) -> Report:
             await asyncio.sleep(2)  # calls that nobody waits for any more come to their end
             seen = await asyncio.to_thread(upstream.record)
             found = await audit(place, clients.accepted, seen)
-            assert await leaks_of(ours) == []
+            assert await leaks_of(ours, clients.told) == []
         finally:
             if given.keep is not None:
                 shutil.copytree(ours.folder, given.keep, dirs_exist_ok=True)
