@@ -21,7 +21,7 @@ import yaml
 from tests.acceptance.processes import ROOT, Pointsman, Process, pointsman
 from tools.kafka.broker import free_ports
 
-LIMIT_S = 60
+LIMIT_S = 120  # only so that nothing hangs
 
 
 @pytest.fixture(scope="module")
