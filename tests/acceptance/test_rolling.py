@@ -92,7 +92,6 @@ async def test_every_process_is_replaced_under_load_and_no_client_notices(
             await asyncio.gather(_replaced(worker, new.worker("gpu")), _replaced(patient, new.worker("sagemaker")))
             await load.some_more()
             await asyncio.gather(_replaced(collector, new.collector("sagemaker")), _replaced(inbox, new.inbox()))
-            await load.some_more()
             next_http = await new.http(second).ready()
             await load.some_more()  # and every stream is open on the old process
             load.urls = [http.url, next_http.url]
