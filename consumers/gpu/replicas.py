@@ -11,9 +11,8 @@ from consumers.gpu.speeds import USUAL, Speed
 OVERLOADED = 1.3  # who has a prompt's beginning may have so many times the mean load
 CACHED = 0.75  # of such a prompt need not be computed there, as a rule
 PRICE = 6.0  # seconds that a second of computing it again costs all: it takes the time, and pushes out what others find
-SPARE = (
-    1.5  # times the free part of all places: so much of that price is let off where one was given more than its share
-)
+SLACK = 2.5  # calls that a replica may have been given beyond its share
+SPARE = 1.5  # times the free part of all places: so much of that price is let off who was given more
 LONGEST_S = 30.0  # that a job waits for who has its beginning
 PREFIX_BYTES = 2048  # of the conversation's beginning
 LEAST_PREFIX = 256  # bytes; less is prefilled faster than it is found
@@ -188,9 +187,9 @@ def raised(learned: Learned | None, *, in_flight: int, ceiling: int, now: float)
 
 
 def _beyond(candidates: Sequence[Candidate]) -> Mapping[str, float]:
-    """Seconds of calls that each was given lately beyond its share, which is by its cap, and one call."""
+    """Seconds of calls that each was given lately beyond its share, which is by its cap, and a little more."""
     share = sum(each.given for each in candidates) / sum(each.cap for each in candidates)
-    return {each.name: max(0.0, each.given - share * each.cap - each.speed.call_s) for each in candidates}
+    return {each.name: max(0.0, each.given - share * each.cap - SLACK * each.speed.call_s) for each in candidates}
 
 
 def _free_share(candidates: Sequence[Candidate]) -> float:
