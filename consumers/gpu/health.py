@@ -48,7 +48,7 @@ class Health:
     _was_ready: bool = False  # since it was last not there at all
     _answered: int = 0  # small calls of ours in a row, while it is ejected
     _came_early: bool = False  # for these, before its time was over
-    _deceives: bool = False  # it answered them, and then failed
+    _deceives: bool = False  # it answered them, and was ejected again
     _on_trial: bool = False
     _calls: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=KEPT))
 
@@ -77,7 +77,7 @@ class Health:
     def tried(self, *, well: bool, now: float) -> None:
         """While it was ejected it was asked for one token: some answers in a row end that, as its time would.
 
-        Not where that has deceived us before: then it is out for all of its time, until a call there ends well.
+        Not where it was ejected again after that: then it is out for all of its time, until it has been well for long.
         """
         if self.state is not State.EJECTED:
             return
@@ -101,10 +101,11 @@ class Health:
         """A call there has ended well."""
         self._calls.append((now, True))
         self._missed = 0
-        self._on_trial = self._came_early = self._deceives = False
+        self._on_trial = False
         since = self._ready_since
         if self.strikes and since is not None and now - since > _out_s(self.strikes):
             self.strikes = 0
+            self._came_early = self._deceives = False
 
     def failed(self, why: str, now: float) -> bool:
         """A call there has failed, by its fault. True: it is ejected now."""
@@ -113,7 +114,7 @@ class Health:
         bad = recent.count(False)
         if self.state is not State.READY or not (self._on_trial or (bad >= FAILURES and bad >= SHARE * len(recent))):
             return False
-        self._deceives = self._deceives or (self._on_trial and self._came_early)
+        self._deceives = self._deceives or self._came_early
         self.strikes += 1
         self.eject(now + _out_s(self.strikes), self.strikes, why)
         return True

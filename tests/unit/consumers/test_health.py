@@ -143,12 +143,33 @@ def test_who_answers_small_calls_and_fails_the_others_is_out_for_all_of_its_time
     asked_for_a_token(health, well=True, now=3.0)
     assert is_in(health, State.EJECTED)
 
+    back = health.out_until
     for _ in range(PROBES):
-        health.probed(Probe.WELL, health.out_until)
-    health.succeeded(health.out_until + 1)
-    ejected(health, health.out_until + 2)
-    asked_for_a_token(health, well=True, now=health.out_until - 1)
-    assert is_in(health, State.READY), "a call that ended well has restored the trust"
+        health.probed(Probe.WELL, back)
+    health.succeeded(back + 1)
+    ejected(health, back + 2)
+    asked_for_a_token(health, well=True, now=back + 3)
+    assert is_in(health, State.EJECTED), "one good call is not trust"
+
+    back = health.out_until
+    for _ in range(PROBES):
+        health.probed(Probe.WELL, back)
+    health.succeeded(back + LONGEST_OUT_S)
+    ejected(health, back + LONGEST_OUT_S + 1)
+    asked_for_a_token(health, well=True, now=back + LONGEST_OUT_S + 2)
+    assert is_in(health, State.READY), "it had been well for longer than it was out"
+
+
+def test_who_answers_and_breaks_off_is_called_back_early_once_and_no_more() -> None:
+    health = a_ready_one()
+    ejected(health, 0.0)
+    asked_for_a_token(health, well=True, now=1.0)
+    health.begins(2.0)
+    ejected(health, 3.0)
+
+    asked_for_a_token(health, well=True, now=4.0)
+
+    assert is_in(health, State.EJECTED)
 
 
 def test_who_stays_well_for_longer_than_he_was_out_begins_anew() -> None:

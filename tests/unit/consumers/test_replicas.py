@@ -9,6 +9,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from consumers.gpu.discovery import Replica
+from consumers.gpu.members import Member
 from consumers.gpu.replicas import (
     LEARN_S,
     LEAST_PREFIX,
@@ -161,6 +163,14 @@ def test_where_prompts_are_being_computed_a_job_begins_later() -> None:
     busy, idle = Candidate("busy", 3, 8, computing=9000.0), Candidate("idle", 4, 8)
 
     assert ranked([busy, idle], work=Work(prompt=1000.0), rolls=(0.0, 0.0))[0] is idle
+
+
+def test_calls_of_other_workers_are_taken_to_compute_as_much_as_ours() -> None:
+    member = Member(Replica("gpu-1", "http://gpu-1:8000"), everyone=6, ours=2, computes={"a.1": 900.0, "b.1": 100.0})
+    assert member.computing == 3000.0
+
+    member.everyone = 2
+    assert member.computing == 1000.0
 
 
 @given(names, st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=30))
