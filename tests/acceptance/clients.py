@@ -13,6 +13,7 @@ from tests.acceptance.refusals import Refused
 PER_S = 8
 LONG_EVERY = 10  # jobs; one that runs when everything stops
 KEEP_TRYING_S = 200.0
+STILL_S, LATE_S = 0.05, 0.2  # a short sleep, and how late its end may be on a machine that only does much
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Clients:
     accepted: dict[str, str] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
     waited: list[tuple[float, float]] = field(default_factory=list)  # when an accept began, and what it took
+    stood_still: list[tuple[float, float]] = field(default_factory=list)  # until when this process did, for how long
     _sent: int = 0
 
     @property
@@ -47,11 +49,24 @@ class Clients:
         """Jobs come for as long as the block runs; all are accepted when this ends."""
         headers = {"authorization": f"Bearer {self.key}"}
         async with aiohttp.ClientSession(headers=headers) as http, asyncio.TaskGroup() as tasks:
-            sender = tasks.create_task(self._send(http, tasks))
+            besides = [tasks.create_task(self._send(http, tasks)), tasks.create_task(self._watch())]
             try:
                 yield
             finally:
-                sender.cancel()
+                for each in besides:
+                    each.cancel()
+
+    def waited_for_us(self, began: float, seconds: float) -> float:
+        """What an answer took, without the seconds in which the machine let nothing run here."""
+        return seconds - sum(late for at, late in self.stood_still if began <= at <= began + seconds)
+
+    async def _watch(self) -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(STILL_S)
+            now = time.monotonic()
+            if (late := now - began - STILL_S) > LATE_S:
+                self.stood_still.append((now, late))
 
     async def _send(self, http: aiohttp.ClientSession, tasks: asyncio.TaskGroup) -> None:
         while True:

@@ -19,6 +19,7 @@ from bench.provider_double import Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
 from tests.acceptance.clients import Clients, Refusal
 from tests.acceptance.contents import leaks_of
+from tests.builders import until
 from tests.servers import unavailable
 from tools.kafka.broker import HOST, Broker, free_ports, missing
 
@@ -67,8 +68,9 @@ class Site:
         refusals = [each for each in self.clients.refusals if each.began >= since]
         assert {each.status for each in refusals} <= {503}
         assert all(each.retry_after is not None for each in refusals)
-        taken = [seconds for began, seconds in self.clients.waited if began >= since]
-        slowest = max([*taken, *(each.seconds for each in refusals)])
+        taken = [(began, seconds) for began, seconds in self.clients.waited if began >= since]
+        answers = [*taken, *((each.began, each.seconds) for each in refusals)]
+        slowest = max(self.clients.waited_for_us(*each) for each in answers)
         assert slowest < bound_s
         assert await settled(self.place, SETTLE_S), "not everything ended by itself"
         found = await audit(self.place, self.clients.accepted, await asyncio.to_thread(self.upstream.record))
@@ -88,10 +90,17 @@ async def site() -> AsyncIterator[Site]:
         async with stage(log="kafka", brokers=3, changed=_settings(upstream)) as place, crew(place) as ours:
             members = [await ours.http(port), await ours.worker("gpu"), await ours.worker("gpu"), await ours.sweeper()]
             await asyncio.gather(*(member.ready() for member in members))
+            # What it looks for at its start needs Redis; without it, it would end and be started again.
+            await until(lambda: "sweeper_started" in members[-1].output.read_text(encoding="utf-8"))
             info = await place.core.redis.info("server")
             clients = Clients(f"http://{HOST}:{port}", await place.new_key())
             yield Site(place, ours, upstream, clients, info["process_id"])
-            assert all(member.is_alive for member in members), "one of Pointsman's processes ended"
+            ended = [
+                f"{each.role} ended with {each.process.returncode}:\n{each.tail()}"
+                for each in members
+                if not each.is_alive
+            ]
+            assert not ended, "\n".join(ended)
             assert await leaks_of(ours, clients.refused) == []
 
 
