@@ -15,6 +15,7 @@ from router.board import Board, Chunk, JobView
 from router.compact import encode
 from router.conversations import Conversations
 from router.epoch import Epoch
+from router.job import JobState
 from router.payloads import PayloadLostError, Payloads
 from router.wakeups import Wakeups
 
@@ -161,6 +162,8 @@ class Delivery:
         """
         if view.state.is_terminal and view.result_at is not None:
             await self._payloads.remove(view.result_at.path)
+        if view.state is JobState.COMPLETED and view.job.payload is not None:  # else a dead letter may need it
+            await self._payloads.remove(view.job.payload.path)
         if view.state.is_terminal and view.job.endpoint == responses.ENDPOINT:
             await self.conversations.forget(view.job.tenant, view.job.id)
         state = await self._board.delete(view.job.tenant, view.job.id)

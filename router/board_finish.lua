@@ -4,7 +4,7 @@
 --   values), result, ms that the pieces of its stream are kept, settle arguments...; KEYS[2..]: settle keys
 -- Returns {'finished', now ms} | {'already', state} | {'lost'}
 local job, id, name = KEYS[1], ARGV[2], ARGV[3]
-local h = redis.call('HMGET', job, 'state', 'owner', 'result_ttl', 'ended_by', 'finished')
+local h = redis.call('HMGET', job, 'state', 'owner', 'result_ttl', 'ended_by', 'finished', 'kind')
 if h[1] and TERMINAL[h[1]] then
   if h[4] == ARGV[4] then return {'finished', h[5]} end -- this call again, as its answer was lost
   return {'already', h[1]}
@@ -16,7 +16,9 @@ if ARGV[8] ~= '' then
   charge(job, id, c, now)
 end
 if ARGV[15] ~= '' then redis.call('ZADD', P .. 'objects', whole(now + tonumber(h[3])), ARGV[15]) end
-if ARGV[16] ~= '' and ARGV[5] == 'completed' then redis.call('ZADD', P .. 'objects', whole(now), ARGV[16]) end
+-- What a kind of jobs that has a list of its own was asked is shown with what was made.
+local asked_kept = h[6] and tonumber(h[3]) or 0
+if ARGV[16] ~= '' and ARGV[5] == 'completed' then redis.call('ZADD', P .. 'objects', whole(now + asked_kept), ARGV[16]) end
 local n = tonumber(ARGV[17])
 for i = 18, 16 + 2 * n, 2 do redis.call('HSET', job, ARGV[i], ARGV[i + 1]) end
 local result = ARGV[18 + 2 * n]

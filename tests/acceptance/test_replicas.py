@@ -83,7 +83,7 @@ async def test_no_job_is_lost_when_a_server_dies_and_a_worker_is_killed(tmp_path
 async def test_a_queued_job_is_told_that_its_model_is_warming_and_then_when_it_begins(tmp_path: Path) -> None:
     [port] = free_ports(1)
     with ExitStack() as opened:
-        late = opened.enter_context(engine_double("--slots", "4", "--decode", "10", "--mode", "loading"))
+        late = opened.enter_context(engine_double("--slots", "4", "--decode", "4", "--mode", "loading"))
         ours = opened.enter_context(pointsman(tmp_path, settings(late)))
         up = await ours.up(port).ready()
         async with ours.refusals.async_sdk(up.url, ours.key, max_retries=0) as client:

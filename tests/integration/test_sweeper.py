@@ -211,6 +211,21 @@ async def test_a_body_goes_when_its_job_completed_and_a_result_when_its_time_is_
         await until(lambda: _is_gone(bench, result))
 
 
+async def test_what_a_video_was_asked_is_kept_for_as_long_as_the_video(bench: Bench) -> None:
+    body = await bench.payloads.put("bodies/acme/1", b"a large body")
+    video = await bench.job(endpoint="/v1/videos", payload=body)
+    other = await bench.payloads.put("bodies/acme/2", b"a large body")
+    job = await bench.job(payload=other)
+    for each in (video, job):
+        await bench.board.claim(each, ANN, lease_s=20)
+        await bench.board.finish(each, ANN, Conclusion(JobState.COMPLETED, "{}"))
+
+    async with sweeping(a_sweeper(bench)):
+        await until(lambda: _is_gone(bench, other))
+
+    assert await bench.payloads.get(body) == b"a large body"
+
+
 async def test_a_job_whose_owner_died_and_whose_record_is_lost_ends_at_last(bench: Bench) -> None:
     job = await bench.job(deadline_s=0.02)
     await bench.board.claim(job, ANN, lease_s=0.01)
