@@ -58,6 +58,7 @@ UNREADABLE_MS = 500  # a poll of one partition, to find the record that cannot b
 STOP_S = 10.0
 REQUEST_S = 10.0  # of anything but produce and fetch
 PING_S = 2.0
+HEARD_S = 2.0  # until every broker has heard of a new topic
 REFRESH_S = 0.25  # topics that are missing are not looked for more often
 QUIET_S = 10.0  # each message of aiokafka is printed once in this time
 
@@ -304,7 +305,7 @@ class KafkaLog:
                 if code not in (0, TopicAlreadyExistsError.errno):
                     raise LogUnavailableError(f"Kafka did not make {name}: {message or code}")
         await _answer(self._until_led(topics), REQUEST_S)
-        await self._refresh()
+        await _answer(self._until_known(topics), REQUEST_S)
 
     async def troubles(self, topics: Sequence[str]) -> Sequence[str]:
         """How long commits and records are kept. A cluster may not show that to everybody."""
@@ -346,9 +347,12 @@ class KafkaLog:
         return {each: (firsts[each], max(firsts[each], end[each])) for each in partitions}
 
     async def _partitions_of(self, topic: str) -> list[TopicPartition]:
-        count = (await self.topics()).get(topic)
-        if count is None:
-            raise TopicMissingError(f"there is no topic {self._prefix}{topic}")
+        """A broker may hear of a new topic a little later than others."""
+        ends = time.monotonic() + HEARD_S
+        while (count := (await self.topics()).get(topic)) is None:
+            if time.monotonic() > ends:
+                raise TopicMissingError(f"there is no topic {self._prefix}{topic}")
+            await asyncio.sleep(0.1)
         return [TopicPartition(self._prefix + topic, number) for number in range(count)]
 
     async def _look_at(self, places: Mapping[TopicPartition, int]) -> "dict[TopicPartition, ConsumerRecord[Any, Any]]":
@@ -441,6 +445,13 @@ class KafkaLog:
             ):
                 return
             await asyncio.sleep(0.05)
+
+    async def _until_known(self, topics: Sequence[str]) -> None:
+        """Here, whichever broker is asked: one may hear of them later than the one that said that they have leaders."""
+        await self._refresh()
+        while any(topic not in self._known for topic in topics):
+            await asyncio.sleep(0.05)
+            await self._refresh()
 
     async def _observe(self) -> Any:
         """A consumer without a group that knows where topics end."""
