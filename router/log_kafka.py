@@ -38,9 +38,7 @@ from router.topics import KEPT_LONGER, kept_s
 HOLD_S = 15.0  # longer than it takes to fence a broker that died (9 s, then 5 s to move its partitions)
 SESSION_S = 45.0
 RETENTION_S = 3 * 86_400.0
-SEGMENT_S = (
-    43_200.0  # a record stays until its segment is old, and must be gone before its job's tombstone: a day later
-)
+SEGMENT_S = 43_200.0  # a record goes with its segment, and must be gone a day before its job's tombstone
 WINDOW = 20_000  # offsets of one partition between the oldest that runs and the newest taken
 APPENDS_LIMIT = 20_000  # under way at once; far above what the door lets in
 

@@ -14,6 +14,7 @@ from bench.crew import Crew, crew
 from bench.provider_double import Running, provider
 from bench.servers import TENANT, Stage, stage
 from router import topics
+from router.epoch import SET_BACK
 from tests.acceptance.clients import Clients
 from tests.acceptance.contents import leaks_of
 from tests.builders import copy_of, set_back, until
@@ -130,9 +131,10 @@ def _settings(upstream: Running) -> dict[str, object]:
 async def test_a_wiped_board_is_made_anew_by_itself_and_no_job_is_lost_or_repeated(site: Site) -> None:
     async with site.clients.sending():
         await until(lambda: _some_have_ended(site, 20))
-        over = await site.calls()
+        over, epoch = await site.calls(), await site.place.core.board.epoch()
         await site.place.core.redis.flushall()
-        await asyncio.sleep(6)
+        await until(lambda: _is_made_anew(site, epoch), within=SETTLE_S)
+        await until(lambda: _some_have_ended(site, len(over) + 10), within=SETTLE_S)
 
     await site.assert_nothing_is_lost_or_repeated(over)
 
@@ -142,11 +144,13 @@ async def test_a_board_that_is_set_back_is_made_anew_by_itself_and_no_job_is_los
     async with site.clients.sending():
         await until(lambda: _some_have_ended(site, before + 10))
         copy = await copy_of(site.place.core.redis)
-        await asyncio.sleep(6)
+        epoch, beat = await site.place.core.board.heartbeat()
+        await until(lambda: _has_beaten(site, beat + 2 * SET_BACK), within=SETTLE_S)
         await until(lambda: _some_have_ended(site, before + 25))
         over = await site.calls()
         await set_back(site.place.core.redis, copy)
-        await asyncio.sleep(6)
+        await until(lambda: _is_made_anew(site, epoch), within=SETTLE_S)
+        await until(lambda: _some_have_ended(site, len(over) + 10), within=SETTLE_S)
 
     await site.assert_nothing_is_lost_or_repeated(over)
 
@@ -170,3 +174,11 @@ async def test_an_older_copy_that_is_put_in_place_while_nothing_runs_is_made_ane
 
 async def _some_have_ended(site: Site, count: int) -> bool:
     return len(await site.ended()) >= count
+
+
+async def _is_made_anew(site: Site, epoch: str | None) -> bool:
+    return await site.place.core.board.epoch() not in (None, epoch)
+
+
+async def _has_beaten(site: Site, beat: int) -> bool:
+    return (await site.place.core.board.heartbeat())[1] >= beat
