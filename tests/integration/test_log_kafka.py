@@ -17,10 +17,14 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.record.util import calc_crc32c
+from redis.asyncio import Redis
 
-from router import log_kafka
+from router import envelope, log_kafka, topics
+from router.job import Job, JobState
 from router.log import Delivery, Log, LogUnavailableError, Record
-from router.log_kafka import KafkaLog, KafkaSubscription
+from router.log_kafka import REVOKE_LIMIT_S, KafkaLog, KafkaSubscription
+from tests.builders import Bench, a_bench, a_job, accepted
+from tests.integration.test_worker import Counting, working
 from tests.servers import SESSION_S, LogPlace, kafka_cluster
 from tools.kafka.broker import Cluster
 
@@ -337,6 +341,50 @@ async def test_a_frozen_broker_is_said_to_be_unavailable_in_bounded_time_and_is_
         await until(arrives)
 
 
+async def test_a_broker_that_freezes_in_a_rebalance_holds_the_group_no_longer_than_promised(
+    cluster: Cluster, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It freezes as a worker that has calls under way, and commits to make, gives its partitions up to a second one."""
+    monkeypatch.setattr(log_kafka, "COMMIT_EVERY_S", 3600.0)  # so that all that is done waits for the revocation
+    place = LogPlace.fresh("kafka", cluster.bootstrap)
+    first, second = Counting(), Counting()
+    lane = a_job().topic
+    with _frozen_as_it_revokes(cluster, f"{place.prefix}{lane}") as revoking:
+        async with connected(place, partitions=2) as log, a_bench(redis, tmp_path) as bench:
+            await log.create(topics.all_topics(bench.deployments))
+            done = [await _queued(bench, log, "at once") for _ in range(10)]
+            stays, comes = bench.worker(first, log=log), bench.worker(second, log=log)
+            async with working(stays):
+                await bench.ended(*done)
+                long = [await _queued(bench, log, "wait:8") for _ in range(4)]
+                await until(lambda: _holds(first.open == 4))
+                revoking.armed = True
+                async with working(comes):
+                    await until(lambda: _holds(revoking.frozen.is_set()))
+                    async with asyncio.timeout(3 * REVOKE_LIMIT_S):
+                        await revoking.let_go.wait()
+                    assert first.open == 4, "what runs is not waited for, and not stopped"
+                    revoking.thaw()
+                    after: list[Job] = []
+
+                    async def both_work() -> bool:
+                        after.append(await _queued(bench, log, "afterwards"))
+                        return bool(second.calls)
+
+                    await until(both_work)
+                    views = await bench.ended(*done, *long, *after)
+                    await until(lambda: _holds(stays.held + comes.held == 0))
+            left = await log.backlog(lane, group="workers.echo")
+            events = await bench.events()
+
+    everything = [*done, *long, *after]
+    assert {view.state for view in views} == {JobState.COMPLETED}
+    assert first.calls | second.calls == {job.id: 1 for job in everything}
+    assert not first.calls.keys() & second.calls.keys()
+    assert events == {f"job_{job.id}": "job.completed" for job in everything}
+    assert left == 0
+
+
 async def test_a_broker_that_dies_and_comes_back_fails_no_append_and_loses_nothing(cluster: Cluster) -> None:
     place = LogPlace.fresh("kafka", cluster.bootstrap)
     async with connected(place, partitions=2, hold_s=60) as log, member(log) as worker:
@@ -390,6 +438,62 @@ async def test_the_client_library_prints_no_record_and_each_warning_once(
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("aiokafka")]
     assert not any("prompt" in line for line in lines)
     assert [line for line in lines if line.startswith(("retrying", "heard"))] == ["retrying 0", "heard again"]
+
+
+async def _queued(bench: Bench, log: Log, text: str) -> Job:
+    """A job on the board and on this log."""
+    job = await accepted(bench.board, a_job(text), confirmed=False)
+    await log.append(job.topic, envelope.to_record(job))
+    await bench.board.confirm(job.tenant, job.id)
+    return job
+
+
+async def _holds(verdict: bool) -> bool:
+    return verdict
+
+
+class _Revoking(logging.Filter):
+    """Hears from aiokafka that a member gives a topic's partitions up, and freezes the broker at that."""
+
+    def __init__(self, broker: int, topic: str) -> None:
+        super().__init__()
+        self.armed = False
+        self.frozen, self.let_go = asyncio.Event(), asyncio.Event()
+        self._broker = broker
+        self._topic = topic
+        self._member: asyncio.Task[Any] | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Called in the member's own task, just before it commits. Lets everything pass."""
+        match record.msg.split(" ", 1)[0], record.args:
+            case "Revoking", (frozenset() as revoked, _) if self.armed and self._topic in {
+                each.topic for each in revoked
+            }:
+                os.kill(self._broker, signal.SIGSTOP)
+                self.armed, self._member = False, asyncio.current_task()
+                self.frozen.set()
+            case "(Re-)joining", _ if self.frozen.is_set() and asyncio.current_task() is self._member:
+                self.let_go.set()
+        return True
+
+    def thaw(self) -> None:
+        os.kill(self._broker, signal.SIGCONT)
+
+
+@contextmanager
+def _frozen_as_it_revokes(cluster: Cluster, topic: str) -> Generator[_Revoking]:
+    """Once `armed`; until `thaw` or the end of this block."""
+    process, library = cluster.brokers[0].process, logging.getLogger("aiokafka.consumer.group_coordinator")
+    assert process is not None
+    revoking, level = _Revoking(process.pid, topic), library.level
+    library.addFilter(revoking)
+    library.setLevel(logging.INFO)
+    try:
+        yield revoking
+    finally:
+        revoking.thaw()
+        library.setLevel(level)
+        library.removeFilter(revoking)
 
 
 async def _frozen_member(place: LogPlace) -> asyncio.subprocess.Process:
