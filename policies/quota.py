@@ -17,7 +17,7 @@ from policies.values import dataclass
 
 FUNCTIONS = "quota_functions"  # other scripts of the same slot put them in front to settle on their way
 RESERVED, COUNTED = "held", "counted"
-SPARE_S = 1.0  # of a deployment's bucket
+SPARE_S = 0.5  # of a deployment's bucket
 
 
 class Kind(StrEnum):
