@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 KEEP_ALIVE_S = 75  # longer than clients pool connections; uvicorn's 5 s would reset theirs
 STALLED_S = 60.0
-GATHER_S = 0.002  # under load a script alone in its round trip costs the API's Python four times one of several
+GATHER_S = 0.003  # under load a script alone in its round trip costs the API's Python four times one of several
 GOODBYE_S = 10.0  # for answers about health that are under way when the process is told to stop
 TOPICS_RETRY_S = 1.0
 

@@ -69,8 +69,8 @@ class Scripts:
     tries. The first that gets through closes it.
 
     `replicas` is how many replicas must have a durable call before it returns (Redis' WAIT, on the
-    same connection); 0 leaves durability to the server's append-only file. `gather_s` is how long a round trip waits
-    for more calls to share it.
+    same connection); 0 leaves durability to the server's append-only file. Round trips begin `gather_s` apart at least,
+    so that calls share them under load, and one that comes alone waits for nothing.
     """
 
     def __init__(self, redis: "Redis", *, replicas: int = 0, wait_ms: int = 1000, gather_s: float = 0.0) -> None:
@@ -81,6 +81,7 @@ class Scripts:
         self._waiting: deque[_Call] = deque()
         self._flusher: asyncio.Task[None] | None = None
         self._connection: AbstractConnection | None = None
+        self._began_at = -inf  # the last round trip
         self._tries_at: float | None = None  # when the breaker lets the next one through; None: it is closed
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value], *, durable: bool = False) -> object:
@@ -108,15 +109,17 @@ class Scripts:
         return int(seconds), int(micros)
 
     async def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
         while self._waiting:
-            if self._gather_s:
-                await asyncio.sleep(self._gather_s)
+            if (early := self._began_at + self._gather_s - loop.time()) > 0:
+                await asyncio.sleep(early)
+            self._began_at = loop.time()
             calls = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
             tries_at = None
             try:
                 answers = await self._round_trip(calls)
             except (RedisError, OSError, TimeoutError) as error:
-                tries_at = asyncio.get_running_loop().time() + BREAK_S
+                tries_at = loop.time() + BREAK_S
                 failed = BoardUnavailableError(f"Redis did not answer: {type(error).__name__}")
                 answers = [failed] * len(calls)
             except Exception as error:  # a bug, which each of them is to see

@@ -48,6 +48,29 @@ async def test_each_of_many_callers_gets_its_own_answer_and_they_share_round_tri
     assert reads < 100
 
 
+async def test_a_call_that_comes_alone_does_not_wait_for_others_to_share_its_round_trip(own: "Redis") -> None:
+    scripts = Scripts(own, gather_s=60.0)
+
+    async with asyncio.timeout(BOUND_S):
+        assert await echoed(scripts, "x") == b"x"
+
+
+async def test_calls_that_come_one_after_the_other_share_a_round_trip_where_it_gathers(own: "Redis") -> None:
+    scripts = Scripts(own, gather_s=2.0)
+    await echoed(scripts, "warm")
+    before = (await own.info("stats"))["total_reads_processed"]
+
+    calls = []
+    for number in range(10):
+        calls.append(asyncio.create_task(echoed(scripts, f"text {number}")))
+        await own.ping()  # time enough for a round trip of its own
+    answers = await asyncio.gather(*calls)
+
+    reads = (await own.info("stats"))["total_reads_processed"] - before - len(calls)  # less the pings
+    assert answers == [f"text {number}".encode() for number in range(10)]
+    assert reads < 6
+
+
 async def test_a_flushed_script_is_loaded_again_and_runs_once_for_each_call(own: "Redis") -> None:
     scripts = Scripts(own)
     await scripts.run(COUNT, ["n"], [])
