@@ -68,6 +68,7 @@ out = Console(highlight=False)
 log = structlog.get_logger(__name__)
 err = Console(stderr=True, highlight=False)
 
+UPSTREAM_KEY = "POINTSMAN_UPSTREAM_KEY"
 EXPECTED = (
     SettingsError,
     valkey.FolderInUseError,
@@ -113,7 +114,10 @@ def up_command(
     data: DataOption = None,
     config: ConfigOption = None,
     upstream: Annotated[
-        str | None, typer.Option(help="An OpenAI-compatible server, such as http://127.0.0.1:11434/v1")
+        str | None,
+        typer.Option(
+            help=f"An OpenAI-compatible server, such as http://127.0.0.1:11434/v1; {UPSTREAM_KEY} has its key."
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="The model's name on that server.")] = None,
 ) -> None:
@@ -128,7 +132,7 @@ def up_command(
     if upstream is not None and model is not None:
         if config is not None or environ.get("POINTSMAN_CONFIG"):
             _fail("--upstream and --model are for a start without a file; put the deployment into the file instead")
-        config = _write_config(_load(None, environ).data, upstream, model)
+        config = _write_config(_load(None, environ).data, upstream, model, has_key=bool(environ.get(UPSTREAM_KEY)))
         for finding in _findings_at(_load(config, environ), "gpu"):  # it may start later
             _print(replace(finding, level=Level.WARNING))
     _refuse_errors(_load(config, environ))
@@ -471,9 +475,14 @@ async def _costs(settings: Settings, by: GroupBy, days: int) -> list[Spent]:
         return await spent(core.redis, core.tenants, by=cast(By, by.value), days=wanted)
 
 
-def _write_config(data: Path, upstream: str, model: str) -> Path:
-    """The settings file that two flags stand for, in the data folder, where all our processes find it."""
+def _write_config(data: Path, upstream: str, model: str, *, has_key: bool) -> Path:
+    """The settings file that two flags stand for, in the data folder, where all our processes find it.
+
+    The server's key stays in its variable.
+    """
     deployment = {"backend": "gpu", "tier": "light", "url": upstream, "model": model}
+    if has_key:
+        deployment["api_key"] = f"${{{UPSTREAM_KEY}}}"
     values = {"tenants": {"default": {"aliases": {model: "local"}}}, "deployments": {"local": deployment}}
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = data / "upstream.yaml"

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from gateway.settings_file import Fault, KeyPath, clip, dotted
 
 PREFIX = "POINTSMAN_"
-NOT_SETTINGS = re.compile(r"POINTSMAN_(CONFIG|API_KEY|TEST_.*)", re.DOTALL)
+NOT_SETTINGS = re.compile(r"POINTSMAN_(CONFIG|API_KEY|UPSTREAM_KEY|TEST_.*)", re.DOTALL)
 # What Kubernetes tells every pod about a Service whose name begins with "pointsman".
 SERVICE_HOST = re.compile(r"POINTSMAN(_[A-Z0-9]+)*_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)")
 SERVICE_LINK = re.compile(r"POINTSMAN(_[A-Z0-9]+)*_PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")

@@ -89,9 +89,9 @@ class Pointsman:
     def data(self) -> Path:
         return self.folder / "data"
 
-    def up(self, port: int) -> Process:
-        """`pointsman up`."""
-        return self._start("up", port, "up", "--port", str(port), "--data", str(self.data))
+    def up(self, port: int, *arguments: str) -> Process:
+        """`pointsman up`; with `--upstream` among the arguments without the settings."""
+        return self._start("up", port, "up", "--port", str(port), "--data", str(self.data), *arguments)
 
     def http(self, port: int) -> Process:
         """`pointsman serve http`."""
@@ -197,7 +197,8 @@ class Pointsman:
         return process
 
     def _command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "gateway.cli", *arguments, "--config", str(self.config)]
+        config = () if "--upstream" in arguments else ("--config", str(self.config))
+        return [sys.executable, "-m", "gateway.cli", *arguments, *config]
 
     def _environ(self) -> dict[str, str]:
         outside = {name: value for name, value in os.environ.items() if not name.startswith("POINTSMAN_")}

@@ -119,7 +119,7 @@ def near(one: list[float], other: list[float]) -> float:
 
 async def test_a_recording_that_was_accepted_is_heard_though_everything_was_killed(models: str, tmp_path: Path) -> None:
     with pointsman(tmp_path, settings(models, tmp_path / "data"), POINTSMAN_WORKER__LEASE_S="3") as ours:
-        first = await ours.up(*free_ports(1)).ready()
+        first = await ours.up(free_ports(1)[0]).ready()
         with the_client((ours, first)) as client:
             sound = client.audio.speech.create(model="speaks", voice="a", input=SAID, response_format="wav").read()
             jobs = [
@@ -133,7 +133,7 @@ async def test_a_recording_that_was_accepted_is_heard_though_everything_was_kill
             ).json()
         kill(first.pid, ours.valkey_pid(), *ours.children(first))
 
-        again = await ours.up(*free_ports(1)).ready()
+        again = await ours.up(free_ports(1)[0]).ready()
         with the_client((ours, again)) as client:
             heard = [ended(client, cast(Any, job).id) for job in jobs]
             ended(client, spoken["id"])

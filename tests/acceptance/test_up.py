@@ -1,5 +1,6 @@
-"""`pointsman up` on a machine where something else has its port."""
+"""`pointsman up` on a machine where something else has its port, and with a server of one's own."""
 
+import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -7,10 +8,13 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from openai import AsyncOpenAI
 
 from gateway.listening import must_be_free
 from gateway.settings import SettingsError
-from tests.acceptance.processes import pointsman, until
+from tests.acceptance.processes import READY_S, pointsman, until
+from tests.doubles import openai_double
+from tools.kafka.broker import free_ports
 
 
 class Everything(BaseHTTPRequestHandler):
@@ -38,6 +42,10 @@ def somebody() -> Generator[int]:
             thread.join()
 
 
+def files_with(folder: Path, text: str) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+
 async def test_whoever_has_its_port_is_not_taken_for_it_and_is_waited_for(tmp_path: Path) -> None:
     light = {"backend": "echo", "model": "echo", "tier": "light"}
     with pointsman(tmp_path, {"data": str(tmp_path / "data"), "deployments": {"light": light}}) as ours:
@@ -47,6 +55,24 @@ async def test_whoever_has_its_port_is_not_taken_for_it_and_is_waited_for(tmp_pa
             assert "is ready" not in up.tail()
         await up.ready()
         await until(lambda: "is ready" in up.tail(), "to say that it is ready", within=20)
+
+
+async def test_a_server_of_ones_own_is_asked_with_its_key_which_is_in_no_file(tmp_path: Path) -> None:
+    key, [port] = "sk-of-the-upstream-" + "k" * 20, free_ports(1)
+    with (
+        openai_double() as double,
+        pointsman(tmp_path, {"data": str(tmp_path / "data")}, POINTSMAN_UPSTREAM_KEY=key) as ours,
+    ):
+        await ours.up(port, "--upstream", f"{double.url}/v1", "--model", "words-3").ready()
+        async with AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=ours.key, max_retries=0) as client:
+            answer = await client.chat.completions.create(
+                model="words-3", messages=[{"role": "user", "content": "hello"}], timeout=READY_S
+            )
+        _, headers = await asyncio.to_thread(double.last)
+
+    assert answer.choices[0].message.content
+    assert headers["authorization"] == f"Bearer {key}"
+    assert await asyncio.to_thread(files_with, tmp_path, key) == []
 
 
 def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:

@@ -450,6 +450,7 @@ def test_variables_that_are_no_settings_are_left_alone() -> None:
     environ = {
         "PATH": "/bin",
         "POINTSMAN_API_KEY": SECRET,
+        "POINTSMAN_UPSTREAM_KEY": SECRET,
         "POINTSMAN_TEST_KAFKA": "127.0.0.1:9092",
         "POINTSMAN_HTTP__PORT": "",  # Compose passes what is not set like this
         # What Kubernetes tells the pods beside Services of ours:
