@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from consumers.backend import OnChunk
+from consumers.backend import BackendError, OnChunk
 from policies.scripts import BoardUnavailableError
 from router.board import Board
 from router.job import Job
@@ -15,8 +15,9 @@ AWAY_S = 0.2
 
 @asynccontextmanager
 async def chunk_writer(board: Board, job: Job, owner: str, attempt: int) -> AsyncGenerator[OnChunk]:
-    """A place for the pieces of a stream; on a clean exit all of them are on the board, in order, each once.
+    """A place for the pieces of a stream; on the way out all of them are on the board, in order, each once.
 
+    So after a failure of the backend's as well: what it sent before that is the caller's. Not where this is cancelled.
     Pieces that come while a write is under way share the next one. While the board is away they are kept,
     as many as an answer may have; those of an owner that lost the job are dropped.
     """
@@ -44,10 +45,16 @@ async def chunk_writer(board: Board, job: Job, owner: str, attempt: int) -> Asyn
         come.set()
 
     writer = asyncio.create_task(write())
+    failure: BackendError | None = None
     try:
-        yield on_chunk
+        try:
+            yield on_chunk
+        except BackendError as error:
+            failure = error
         closing = True
         come.set()
         await writer
     finally:
         writer.cancel()
+    if failure is not None:
+        raise failure

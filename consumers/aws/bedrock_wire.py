@@ -15,7 +15,7 @@ import httpx
 
 from consumers.aws.bedrock_events import LONGEST_TIER, Events, Fault
 from consumers.aws.litellm_library import AsyncHTTPHandler
-from consumers.gpu.wire import read_most, unreachable
+from consumers.gpu.wire import next_piece, read_most, unreachable
 from consumers.refusals import Refusal, retry_after
 from policies.deployments import Timeouts
 from policies.retries import Failure
@@ -115,15 +115,12 @@ class _Stream(httpx.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
-        try:
-            while piece := await self._response.content.readany():
-                size += len(piece)
-                if size > LARGEST_ANSWER:
-                    raise self._wire.too_large()
-                self._wire.events.feed(piece)
-                yield piece
-        except (aiohttp.ClientError, OSError):
-            return  # what has come by then shows whether the answer is whole
+        while piece := await next_piece(self._response.content):  # what has come shows whether the answer is whole
+            size += len(piece)
+            if size > LARGEST_ANSWER:
+                raise self._wire.too_large()
+            self._wire.events.feed(piece)
+            yield piece
 
     async def aclose(self) -> None:
         self._wire.close()

@@ -21,7 +21,7 @@ from consumers.gpu.machine_bills import MachineBills
 from consumers.gpu.members import Place
 from consumers.gpu.places import Places
 from consumers.gpu.whole_call import WholeCall
-from consumers.gpu.wire import base_of, read_most, unreachable
+from consumers.gpu.wire import base_of, next_piece, read_most, unreachable
 from consumers.refusals import Refusal, of_event, of_response
 from consumers.sse import Event, Events, EventTooLargeError
 from consumers.upstream import Upstream, upstream
@@ -361,17 +361,15 @@ class _Exchange:
             self._skipped += 1
 
     async def _piece(self, content: aiohttp.StreamReader) -> bytes:
-        """What has come, as soon as something has; nothing at the end, however it ended."""
+        """As `next_piece`, in bounded time. What has come by the end shows whether the answer is whole."""
         name, seconds, since = self._awaited()
         try:
             async with asyncio.timeout_at(since + seconds):
-                return await content.readany()
+                return await next_piece(content)
         except TimeoutError as error:
             if self._gathered.is_whole:
                 return b""
             raise self._late(name, seconds) from error
-        except (aiohttp.ClientError, OSError):
-            return b""  # what has come by then shows whether the answer is whole
 
     def _awaited(self) -> tuple[str, float, float]:
         """Which deadline is running: its name, its seconds, and since when."""

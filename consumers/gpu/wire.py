@@ -48,6 +48,17 @@ async def read_most(response: aiohttp.ClientResponse, at_most: int, *, pause_s: 
     return bytes(body[:at_most])
 
 
+async def next_piece(content: aiohttp.StreamReader) -> bytes:
+    """What has come, as soon as something has; nothing at the end, however it ended.
+
+    Of what came together with a break, or before it and was not read yet, aiohttp's own way to read gives nothing.
+    """
+    try:
+        return await content.readany()
+    except (aiohttp.ClientError, OSError):
+        return content._read_nowait(-1)
+
+
 async def _piece(content: aiohttp.StreamReader, pause_s: float | None) -> bytes:
     limit = asyncio.timeout(pause_s)
     try:

@@ -14,7 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 from consumers.attempt import Attempt
-from consumers.backend import Answer, OnChunk, SoFar
+from consumers.backend import Answer, BackendError, OnChunk, SoFar
 from consumers.backend_echo import EchoBackend
 from consumers.following import INLINE_RESULT
 from consumers.gate import enforced
@@ -24,7 +24,7 @@ from consumers.tally import Tally
 from policies.deployments import Deployment, Limits, Timeouts
 from policies.pricing import Usage
 from policies.quota import Granted, deployment_scope, tenant_scope
-from policies.retries import RetryRule
+from policies.retries import Failure, RetryRule
 from policies.retrybudget import SPARE
 from policies.scripts import BoardUnavailableError, Script, Scripts, Value
 from policies.tenants import Tenant
@@ -145,6 +145,37 @@ async def test_a_stream_is_on_the_board_piece_by_piece(bench: Bench) -> None:
     _, pieces = await bench.board.chunks("acme", job.id, "0")
     deltas = [json.loads(piece.data)["choices"][0]["delta"].get("content", "") for piece in pieces]
     assert "".join(deltas) == "one two"
+
+
+@dataclass
+class Cut(EchoBackend):
+    """Echo, whose first call breaks off together with its last pieces, while an earlier one is being written."""
+
+    _delay_s: float = 0.0
+
+    async def call(
+        self, job: Job, deployment: Deployment, *, attempt: int, on_chunk: OnChunk | None, so_far: SoFar
+    ) -> Answer:
+        async def one_by_one(piece: bytes) -> None:
+            assert on_chunk is not None
+            await on_chunk(piece)
+            await asyncio.sleep(0)
+
+        answer = await super().call(job, deployment, attempt=attempt, on_chunk=one_by_one, so_far=so_far)
+        if attempt == 1:
+            raise BackendError(Failure.CUT, "the answer broke off", code="incomplete_answer", usage=answer.usage)
+        return answer
+
+
+async def test_what_came_of_a_stream_before_it_broke_off_is_on_the_board_before_it_is_tried_again(bench: Bench) -> None:
+    job = await bench.job(stream=True, body=a_body("one two three", stream=True))
+
+    await run_until_over(bench.attempt(Cut()), job)
+
+    _, pieces = await bench.board.chunks("acme", job.id, "0")
+    deltas = [(piece.attempt, json.loads(piece.data)["choices"][0]["delta"].get("content")) for piece in pieces]
+    words = ["one", " two", " three", None]
+    assert deltas == [*((1, word) for word in words), *((2, word) for word in words)]
 
 
 async def test_a_large_result_goes_to_the_object_store(bench: Bench) -> None:

@@ -310,6 +310,45 @@ async def test_what_was_used_when_a_stream_was_cut_is_counted(gpu: GpuBackend, l
     assert 15 <= error.usage.output <= 25
 
 
+async def test_what_came_before_a_stream_broke_is_passed_on_and_owed_though_the_listener_was_busy_then(
+    gpu: GpuBackend, light: Deployment
+) -> None:
+    words, passed = [f"w{number}" for number in range(20)], list[str]()
+    has_begun, is_cut = asyncio.Event(), asyncio.Event()
+    chunks = [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in words]
+    first, *rest = [b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks]
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + _http_chunk(first))
+        await has_begun.wait()
+        writer.write(_http_chunk(b"".join(rest)))  # and no last one
+        writer.close()
+        await writer.wait_closed()
+        is_cut.set()
+
+    async def on_chunk(piece: bytes) -> None:
+        passed.append(json.loads(piece)["choices"][0]["delta"]["content"])
+        has_begun.set()
+        await is_cut.wait()
+        for _ in range(100):  # turns of the loop, in which the client hears of it
+            await asyncio.sleep(0)
+
+    server = await asyncio.start_server(cut, "127.0.0.1", 0)
+    async with server:
+        there = replace(light, url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(BackendError) as raised:
+            await call(gpu, there, asking("Hello"), on_chunk=on_chunk)
+
+    assert passed == words
+    assert (raised.value.failure, raised.value.usage.output) == (Failure.CUT, 20)
+
+
+def _http_chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
 @pytest.mark.parametrize("behaviour", ["no-done", "no-usage", "no-finish", "broken", "whole", "no-usage+no-done"])
 async def test_what_is_proved_whole_is_an_answer(gpu: GpuBackend, light: Deployment, behaviour: str) -> None:
     answer = await call(gpu, replace(light, model=behaviour), asking("one two three four"))
