@@ -17,6 +17,8 @@ from bench.audit import audit, settled
 from bench.crew import Crew, crew, freeze
 from bench.provider_double import Running, provider
 from bench.servers import LIMITS, TENANT, Stage, stage
+from router.log import Record
+from router.log_kafka import KafkaLog
 from tests.acceptance.clients import Clients, Refusal
 from tests.acceptance.contents import leaks_of
 from tests.builders import until
@@ -173,6 +175,22 @@ async def test_a_broker_that_is_restarted_and_leaders_that_move_back_to_it_lose_
     assert broker.node in before.values() and broker.node in back.values()
     assert broker.node not in away.values()
     await site.assert_all_is_well(since=since, bound_s=LOG_BOUND_S)
+
+
+async def test_nothing_is_confirmed_that_only_one_of_three_brokers_has(site: Site) -> None:
+    """The leader that lives takes its records; they are safe only once another has them too."""
+    assert site.place.cluster is not None
+    others = [broker.process.pid for broker in site.brokers[1:] if broker.process is not None]
+    async with KafkaLog.connect(site.place.cluster.bootstrap, prefix="one.", partitions=3, replication=3) as log:
+        await log.create(["jobs"])
+        frozen = [asyncio.create_task(freeze(pid, 4.0)) for pid in others]
+        appends = [asyncio.create_task(log.append("jobs", Record(b"hello"))) for _ in range(60)]  # to each partition
+        told, _ = await asyncio.wait(appends, timeout=3.0)
+        confirmed = [each for each in told if each.exception() is None]
+        await asyncio.gather(*frozen, *appends, return_exceptions=True)
+
+    assert len(others) == 2
+    assert confirmed == []
 
 
 async def _led_again(site: Site, node: int) -> dict[tuple[str, int], int]:

@@ -12,12 +12,13 @@ from redis.asyncio import Redis
 from consumers.backend import Answer, OnChunk, SoFar
 from consumers.backend_echo import EchoBackend
 from consumers.breaker import IN_A_ROW, WINDOW, Breaker
+from consumers.worker import Bounds, Worker
 from policies.deployments import Deployment
-from router import envelope
+from router import envelope, topics
 from router.deadletters import DeadLetter, DeadLetters, NotReplayableError, Wanted
 from router.job import Job, JobState
 from router.log import Record
-from tests.builders import Bench, a_bench, until
+from tests.builders import Bench, a_bench, a_job, entries, until
 
 
 class Broken:
@@ -47,10 +48,10 @@ async def bench(redis: "Redis", tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
-async def working(bench: Bench, backend: Any = None) -> AsyncGenerator[None]:
+async def working(worker: Worker) -> AsyncGenerator[None]:
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(bench.worker(backend).run(stop))
+        tasks.create_task(worker.run(stop))
         try:
             yield
         finally:
@@ -63,7 +64,7 @@ async def letters(bench: Bench, **wanted: Any) -> list[DeadLetter]:
 
 async def crashed(bench: Bench, backend: Broken, count: int = 1) -> list[Job]:
     jobs = [await bench.queued(f"number {number}") for number in range(count)]
-    async with working(bench, backend):
+    async with working(bench.worker(backend)):
         await bench.ended(*jobs)
         await until(lambda: _are_buried(bench, count))
     return jobs
@@ -89,7 +90,7 @@ async def test_a_replayed_one_completes_under_its_id_with_its_ledger_and_is_clos
     [job] = await crashed(bench, backend)
     backend.is_mended = True
     [letter] = await letters(bench)
-    async with working(bench, backend):
+    async with working(bench.worker(backend)):
         await DeadLetters(bench.log, bench.board).replay(letter)
         await until(lambda: _is(bench, job, JobState.COMPLETED))
 
@@ -107,7 +108,7 @@ async def test_after_the_board_was_lost_one_is_run_again_all_the_same(bench: Ben
     [letter] = await letters(bench)
     await bench.wipe()
     await bench.rebuild()
-    async with working(bench, backend):
+    async with working(bench.worker(backend)):
         await DeadLetters(bench.log, bench.board).replay(letter)
         await until(lambda: _has_completed(bench, job))
     charged = sorted((row["attempt"], row["concluded"]) for row in await bench.charges())
@@ -127,7 +128,7 @@ async def test_one_that_was_queued_again_when_the_board_was_lost_is_run_once(ben
     await DeadLetters(bench.log, bench.board).replay(letter)
     await (bench.wipe() if is_wiped else bench.set_back(copy))
     await bench.rebuild()
-    async with working(bench, backend):
+    async with working(bench.worker(backend)):
         await until(lambda: _has_completed(bench, job))
 
     assert sorted((row["attempt"], row["concluded"]) for row in await bench.charges()) == [(1, True), (2, True)]
@@ -137,7 +138,7 @@ async def test_one_that_failed_again_is_not_run_a_third_time_after_the_board_was
     backend = Broken()
     [job] = await crashed(bench, backend)
     [letter] = await letters(bench)
-    async with working(bench, backend):
+    async with working(bench.worker(backend)):
         again = await DeadLetters(bench.log, bench.board).replay(letter)
         await until(lambda: _are_buried(bench, 1))
         await until(lambda: _is_other(bench, letter))
@@ -145,7 +146,7 @@ async def test_one_that_failed_again_is_not_run_a_third_time_after_the_board_was
     await bench.rebuild()
     await bench.log.append(job.topic, envelope.replayed(envelope.to_record(again), at=again.created_at))
     other = await bench.queued("another")
-    async with working(bench):
+    async with working(bench.worker()):
         await bench.ended(other)
 
     assert await bench.board.state(job.tenant, job.id) is JobState.FAILED
@@ -160,7 +161,7 @@ async def test_a_rebuild_of_a_whole_board_leaves_one_that_is_queued_again(bench:
     await bench.rebuild()
     backend.is_mended = True
     state = await bench.state(job)
-    async with working(bench, backend):
+    async with working(bench.worker(backend)):
         await until(lambda: _has_completed(bench, job))
 
     assert state is JobState.QUEUED
@@ -185,14 +186,14 @@ async def test_a_replay_that_died_half_way_may_be_made_again(bench: Bench) -> No
     await bench.board.revive(job, letter.id)  # and then the operator's process died
 
     backend.is_mended = True
-    async with working(bench, backend):
+    async with working(bench.worker(backend)):
         await DeadLetters(bench.log, bench.board).replay(letter)
         await until(lambda: _is(bench, job, JobState.COMPLETED))
 
 
 async def test_undecodable_records_are_kept_byte_for_byte_and_cannot_run_again(bench: Bench) -> None:
     raw = b"\x00\xffnot a job"
-    async with working(bench):
+    async with working(bench.worker()):
         await bench.log.append("jobs.echo.text.light.standard", Record(raw, {"tenant": "acme", "authorization": "x"}))
         await until(lambda: _are_buried(bench, 1))
 
@@ -240,6 +241,25 @@ def test_the_breaker_opens_above_a_fifth_of_the_last_200_and_stays_open() -> Non
         breaker.add(dead=False)
 
     assert (at_a_fifth, above, breaker.is_open) == (False, True, True)
+
+
+@pytest.mark.parametrize("how", ["undecodable", "crashed"])
+async def test_a_worker_that_would_send_a_whole_backlog_there_stops_taking(bench: Bench, how: str) -> None:
+    lane = a_job().topic
+    for number in range(80):
+        if how == "crashed":
+            await bench.queued(f"number {number}")
+        else:
+            await bench.log.append(lane, Record(b"nothing"))
+    worker = bench.worker(Broken() if how == "crashed" else None, bounds=Bounds(look_ahead=10, drain_s=5.0))
+
+    async with working(worker):
+        await until(lambda: worker.breaker.is_open and worker.held == 0)
+    dead = len(await entries(bench.redis, topics.DEAD))
+    left = await bench.log.backlog(lane, group="workers.echo")
+
+    assert IN_A_ROW <= dead <= IN_A_ROW + 10
+    assert left == 80 - dead
 
 
 async def test_a_worker_whose_breaker_is_open_takes_nothing_more(bench: Bench) -> None:

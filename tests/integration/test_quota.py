@@ -535,6 +535,17 @@ async def test_a_part_of_a_nanodollar_counts_as_one(quotas: Quotas, redis: "Redi
     assert await spent(redis) == Decimal("0.000000004")
 
 
+async def test_dollars_are_exact_to_the_nanodollar_however_many_they_are(quotas: Quotas, redis: "Redis") -> None:
+    scope = a_tenant(Limits(usd_per_month=Decimal(1_000_000)))
+
+    await Ask(quotas, scope)("j:1", usd=Decimal("123456.789012345"))
+    reserved = await spent(redis)
+    await quotas.settle(scope, "j:1", tokens=1, usd=Decimal("654321.098765432"))
+
+    assert reserved == Decimal("123456.789012345")
+    assert await spent(redis) == Decimal("654321.098765432")
+
+
 async def test_an_unknown_price_reserves_nothing_and_leaves_what_was_reserved(quotas: Quotas, redis: "Redis") -> None:
     scope = a_tenant(Limits(usd_per_month=Decimal(1)))
     ask = Ask(quotas, scope)

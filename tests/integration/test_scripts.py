@@ -8,6 +8,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from gateway import wiring
+from gateway.settings import Settings
 from policies.scripts import QUEUE_LIMIT, BoardUnavailableError, Script, Scripts
 from router.board import Board
 from tests.builders import impatient_client, standing_still, until
@@ -207,6 +209,13 @@ async def test_calls_beyond_the_limit_are_refused_at_once_and_the_others_run(own
 
     assert [type(each) for each in answers[QUEUE_LIMIT:]] == [BoardUnavailableError] * 5
     assert answers[:QUEUE_LIMIT] == [b"x"] * QUEUE_LIMIT
+
+
+async def test_who_finds_all_connections_of_its_process_taken_waits_for_one(redis_url: str) -> None:
+    async with wiring.open_redis(Settings(redis=redis_url)) as client:
+        answers = await asyncio.gather(*(client.get(f"key {number}") for number in range(3 * wiring.CONNECTIONS)))
+
+    assert answers == [None] * 3 * wiring.CONNECTIONS
 
 
 async def test_a_server_that_is_read_only_is_unavailable_and_not_a_bug(own: "Redis") -> None:
