@@ -11,6 +11,7 @@ from dataclasses import replace
 import uvloop
 
 from gateway import logs, processes, wiring
+from gateway.services import Services
 from gateway.settings import load
 from policies.scripts import Scripts
 from router.board import Accepted, Board
@@ -55,20 +56,17 @@ class ForgetfulLog:
         """At once."""
 
 
-async def serve() -> None:
-    """Until SIGTERM."""
-    settings = load(None, os.environ)
-    async with wiring.core(settings) as core:
-        wakeups = Wakeups(core.redis, role="http")
-        services = wiring.services(core, wakeups)
-        board, log = ForgetfulBoard(Scripts(core.redis)), ForgetfulLog(core.log)
-        await processes.serve_api(replace(services, desk=replace(services.desk, board=board, log=log)), core, wakeups)
+def bare(core: wiring.Core, wakeups: Wakeups) -> Services:
+    """As the settings say, but for board and log."""
+    services = wiring.services(core, wakeups)
+    board, log = ForgetfulBoard(Scripts(core.redis)), ForgetfulLog(core.log)
+    return replace(services, desk=replace(services.desk, board=board, log=log))
 
 
 def main() -> None:
     """As `pointsman serve http` does it."""
     logs.configure()
-    uvloop.run(serve())
+    uvloop.run(processes.http(load(None, os.environ), open_services=bare))
 
 
 if __name__ == "__main__":

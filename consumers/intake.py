@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 
 from router.job import Queue
-from router.log import Delivery, Log, Subscription
+from router.log import Delivery, Log, Subscription, subscribed
 
 
 @asynccontextmanager
@@ -19,10 +19,10 @@ async def subscribe(
     overflow = [topic for topic in topics if _is_overflow(topic)]
     main = [topic for topic in topics if topic not in overflow]
     if not overflow or not main:
-        async with log.subscribe(topics, group=group) as only:
+        async with subscribed(log, topics, group=group) as only:
             yield only
         return
-    async with log.subscribe(main, group=group) as first, log.subscribe(overflow, group=group) as second:
+    async with subscribed(log, main, group=group) as first, subscribed(log, overflow, group=group) as second:
         intake = _Intake(first, second, most=most, most_bytes=most_bytes)
         try:
             yield intake

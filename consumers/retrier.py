@@ -13,7 +13,7 @@ from consumers.dead import bury
 from policies.scripts import BoardUnavailableError
 from router import envelope
 from router.board import Board
-from router.log import Delivery, Log, LogUnavailableError, Subscription
+from router.log import Delivery, Log, LogUnavailableError, Subscription, subscribed
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +41,7 @@ class Retrier:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`."""
-        async with self.log.subscribe([self.topic], group=GROUP) as subscription:
+        async with subscribed(self.log, [self.topic], group=GROUP) as subscription:
             measured = float("-inf")
             while not stop.is_set():
                 try:

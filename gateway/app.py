@@ -11,7 +11,7 @@ from gateway.endpoints.batches import BatchesApi
 from gateway.endpoints.chat import Chat
 from gateway.endpoints.document import Document
 from gateway.endpoints.files import FilesApi
-from gateway.endpoints.health import Health
+from gateway.endpoints.health import Health, Waiting
 from gateway.endpoints.jobs import Jobs
 from gateway.endpoints.models import Models
 from gateway.endpoints.responses import Responses
@@ -19,12 +19,26 @@ from gateway.endpoints.videos import VideosApi
 from gateway.endpoints.whole import Whole
 from gateway.head import HttpRequest
 from gateway.services import Services
+from gateway.starting import Start
 from gateway.upload import read_form
 
 
 def create_app(services: Services) -> ASGIApp:
     """The application. It opens and closes nothing: that is the wiring's."""
     return Edge(_Addresses(routes(services)), metrics=services.metrics)
+
+
+def create_waiting_app(start: Start) -> ASGIApp:
+    """What answers until there are services."""
+    waiting = Waiting(start)
+    every = _Endpoint(waiting.anything_else)
+    return Edge(
+        Router(
+            [_route("GET", "/healthz", waiting.healthz), _route("GET", "/readyz", waiting.readyz)],
+            redirect_slashes=False,
+            default=every,
+        )
+    )
 
 
 class _Addresses:

@@ -43,11 +43,11 @@ from gateway.client_answers import GatewayError
 from gateway.settings import Settings, SettingsError, load
 from gateway.up import up
 from policies.keys import KeyTakenError, PublicKeyError
-from policies.scripts import BoardUnavailableError
+from policies.scripts import BoardRefusedError, BoardUnavailableError, unless_away
 from router import topics
 from router.costs import DAYS_KEPT, By, Spent, of_batches, spent
 from router.ledger import plain
-from router.log import LogUnavailableError
+from router.log import LogRefusedError, LogUnavailableError, TopicMissingError
 from router.rebuild import Rebuilt, begin
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -468,11 +468,11 @@ async def _topics(settings: Settings, *, create: bool) -> int:
 async def _costs(settings: Settings, by: GroupBy, days: int) -> list[Spent]:
     async with wiring.core(settings) as core:
         if by is GroupBy.BATCH:
-            return await of_batches(core.redis, core.batches, core.tenants)
-        seconds, _ = await core.redis.time()
+            return await unless_away(of_batches(core.redis, core.batches, core.tenants))
+        seconds, _ = await core.scripts.time()
         today = datetime.fromtimestamp(seconds, UTC).date()
         wanted = [today - timedelta(days=ago) for ago in range(days)]
-        return await spent(core.redis, core.tenants, by=cast(By, by.value), days=wanted)
+        return await unless_away(spent(core.redis, core.tenants, by=cast(By, by.value), days=wanted))
 
 
 def _write_config(data: Path, upstream: str, model: str, *, has_key: bool) -> Path:
@@ -613,14 +613,26 @@ def _run(
         with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(coroutine)
     except EXPECTED as error:
-        _fail(str(error))
+        _fail(_said(error))
     except BaseExceptionGroup as group:
         expected, rest = group.split(EXPECTED)
         if rest is not None or expected is None:
             raise
-        _fail("\n".join(str(error) for error in _leaves(expected)))
+        _fail("\n".join(_said(error) for error in _leaves(expected)))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def _said(error: BaseException) -> str:
+    """What it says, and what to do about it where it does not say that itself."""
+    match error:
+        case BoardRefusedError() | LogRefusedError() | TopicMissingError():
+            return str(error)
+        case BoardUnavailableError():
+            return f"{error}. Is it up, and does the setting `redis` name it? Then try again"
+        case LogUnavailableError():
+            return f"{error}. Is it up, and does the setting `log` name it? Then try again"
+    return str(error)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -16,7 +16,7 @@ from consumers.gpu.places import Places
 from gateway import tables, wiring
 from gateway.settings import Settings
 from policies.machine_time import Idle
-from policies.scripts import Scripts
+from policies.scripts import Scripts, unless_away
 from router.costs import Machine, machines
 from router.ledger import plain
 
@@ -47,10 +47,10 @@ async def show(settings: Settings, out: Console, *, as_json: bool, once: bool) -
 async def show_machines(settings: Settings, out: Console, *, days: int, as_json: bool) -> None:
     """What the replicas' machines cost, and whose calls used how much of it: one JSON object a row, or tables."""
     async with wiring.core(settings) as core:
-        seconds, _ = await core.redis.time()
+        seconds, _ = await core.scripts.time()
         today = datetime.fromtimestamp(seconds, UTC).date()
         wanted = [today - timedelta(days=ago) for ago in range(days)]
-        found = await machines(core.redis, core.deployments, days=wanted)
+        found = await unless_away(machines(core.redis, core.deployments, days=wanted))
     if as_json:
         for machine in found.each:
             out.print(json.dumps(_machine_values(machine)), soft_wrap=True, markup=False)

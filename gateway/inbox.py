@@ -23,7 +23,7 @@ from policies.scripts import BoardUnavailableError
 from policies.tenants import Tenant
 from router import topics
 from router.job import Reply
-from router.log import Delivery, Log, LogUnavailableError, Record, Subscription
+from router.log import Delivery, Log, LogUnavailableError, Record, Subscription, subscribed
 from router.payloads import PayloadUnavailableError
 from router.replies import Replies
 
@@ -60,7 +60,7 @@ class Inbox:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; what is not done then comes again elsewhere."""
         async with (
-            self.log.subscribe([topics.INBOX], group=GROUP) as subscription,
+            subscribed(self.log, [topics.INBOX], group=GROUP) as subscription,
             asyncio.TaskGroup() as tasks,
         ):
             under_way: set[asyncio.Task[None]] = set()

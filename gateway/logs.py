@@ -2,14 +2,18 @@
 
 import logging
 import sys
+import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 from traceback import format_tb
 
 import structlog
-from structlog.typing import ExcInfo
+from structlog.typing import EventDict, ExcInfo
 
 MOST_LINES = 200
+QUIET_S = 30.0
+REMEMBERED = 256
 
 
 def configure() -> None:
@@ -23,7 +27,7 @@ def configure() -> None:
         structlog.processors.ExceptionRenderer(_where),
     ]
     structlog.configure(
-        processors=[*steps, renderer],
+        processors=[*steps[:1], _OnceInAWhile(), *steps[1:], renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
@@ -35,7 +39,41 @@ def configure() -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
+    of_libraries.addFilter(_OnceInAWhile().is_due)
     logging.basicConfig(handlers=[of_libraries], level=logging.WARNING)
+
+
+class _OnceInAWhile:
+    """Lets a warning that says the same again through once in `QUIET_S`, with how many were `left_out` before it.
+
+    What is away is tried again about every second, by several tasks of each process.
+    """
+
+    def __init__(self) -> None:
+        self._said: OrderedDict[str, tuple[float, int]] = OrderedDict()  # when last, and how many times since
+
+    def __call__(self, _: object, method: str, event: EventDict) -> EventDict:
+        """As a step of structlog's."""
+        if method != "warning":
+            return event
+        left_out = self._look(repr(sorted(event.items())))
+        if left_out is None:
+            raise structlog.DropEvent
+        return {**event, "left_out": left_out} if left_out else event
+
+    def is_due(self, record: logging.LogRecord) -> bool:
+        """As a filter of logging's; what libraries call an error is often the same."""
+        return record.exc_info is not None or self._look(f"{record.name} {record.getMessage()}") is not None
+
+    def _look(self, said: str) -> int | None:
+        """How many were left out before this one; None: leave it out as well."""
+        now = time.monotonic()
+        at, left_out = self._said.pop(said, (float("-inf"), 0))
+        is_due = now - at >= QUIET_S
+        self._said[said] = (now, 0) if is_due else (at, left_out + 1)
+        if len(self._said) > REMEMBERED:
+            self._said.popitem(last=False)
+        return left_out if is_due else None
 
 
 def _where(exc_info: ExcInfo) -> str:

@@ -5,7 +5,7 @@ import contextlib
 import gc
 import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from math import ceil
@@ -18,15 +18,17 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import wiring
 from gateway.check import STOP_S
 from gateway.listening import must_be_free
 from gateway.settings import Settings, SettingsError
+from gateway.starting import Start, StoppedError
 from gateway.wiring import Core
 from policies.ending import ended
 from router import topics
-from router.log import Log
+from router.log import Log, TopicMissingError
 from router.rebuild import begin, compare
 from router.wakeups import Wakeups
 
@@ -40,64 +42,66 @@ KEEP_ALIVE_S = 75  # longer than clients pool connections; uvicorn's 5 s would r
 STALLED_S = 60.0
 GATHER_S = 0.003  # under load a script alone in its round trip costs the API's Python four times one of several
 GOODBYE_S = 10.0  # for answers about health that are under way when the process is told to stop
-TOPICS_RETRY_S = 1.0
 
 
-async def http(settings: Settings, *, until_stdin_closes: bool = False) -> None:
+async def http(
+    settings: Settings,
+    *,
+    until_stdin_closes: bool = False,
+    open_services: "Callable[[Core, Wakeups], Services]" = wiring.services,
+) -> None:
     """The HTTP process."""
-    async with wiring.core(settings, process="http", gather_s=GATHER_S) as core:
-        wakeups = Wakeups(core.redis, role="http")
-        await serve_api(wiring.services(core, wakeups), core, wakeups, until_stdin_closes=until_stdin_closes)
+    from gateway.app import create_app, create_waiting_app  # the other processes have no use for a web framework
 
-
-async def serve_api(services: "Services", core: Core, wakeups: Wakeups, *, until_stdin_closes: bool = False) -> None:
-    """Serve the API with these until told to stop."""
-    from gateway.app import create_app  # the other processes have no use for a web framework
-
-    http = core.settings.http
-    async with asyncio.TaskGroup() as tasks:
-        followers = [
-            tasks.create_task(wakeups.follow()),
-            tasks.create_task(core.keys.follow()),
-            tasks.create_task(core.epoch.follow()),
-            tasks.create_task(services.sharing.follow()),
-            tasks.create_task(services.quotes.follow()),
-        ]
-        server = _server(create_app(services), http.host, http.port, goodbye_s=http.drain_s)
-        async with _stopping(until_stdin_closes) as stop:
-            serving = tasks.create_task(_serve(server))
+    ours = settings.http
+    async with _stopping(until_stdin_closes) as stop:
+        start = Start(stop)
+        async with (
+            _served(create_waiting_app(start), ours.host, ours.port, goodbye_s=ours.drain_s) as served,
+            start.core(settings, "http", gather_s=GATHER_S) as core,
+            asyncio.TaskGroup() as tasks,
+        ):
+            wakeups = Wakeups(core.redis, role="http")
+            services = open_services(core, wakeups)
+            followers = [
+                tasks.create_task(wakeups.follow()),
+                tasks.create_task(core.keys.follow()),
+                tasks.create_task(core.epoch.follow()),
+                tasks.create_task(services.sharing.follow()),
+                tasks.create_task(services.quotes.follow()),
+            ]
+            served.app = create_app(services)
             _tune_garbage_collection()
-            stopped = tasks.create_task(stop.wait())
-            await asyncio.wait([stopped, serving], return_when=asyncio.FIRST_COMPLETED)
-            server.should_exit = True
-            await serving
-            stopped.cancel()
-        await ended(*followers)
+            await served.until(stop)
+            await ended(*followers)
 
 
 async def worker(settings: Settings, backend: str, *, until_stdin_closes: bool = False) -> None:
     """A worker for one backend."""
     if not any(deployment.backend == backend for deployment in settings.deployments.values()):
         raise SettingsError(f"deployments: none of them is on backend {backend!r}, so this worker has nothing to do")
-    registry = CollectorRegistry()
-    async with (
-        wiring.core(settings, process="worker") as core,
-        wiring.open_backend(core, backend, registry) as opened,
-    ):
-        await _until_topics_exist(core.log, topics.for_backend(backend, core.deployments))
-        worker = wiring.worker(core, opened, backend, registry)
+    registry, where = CollectorRegistry(), (settings.worker.health_host, settings.worker.health_port)
+    async with _stopping(until_stdin_closes) as stop:
+        start = Start(stop)
+        async with (
+            _served(_health(registry, start), *where),
+            start.core(settings, "worker") as core,
+            wiring.open_backend(core, backend, registry) as opened,
+        ):
+            await start.until(lambda: _topics_exist(core.log, topics.for_backend(backend, core.deployments)))
+            worker = wiring.worker(core, opened, backend, registry)
 
-        async def fault() -> str | None:
-            if worker.breaker.is_open:
-                return "too many dead letters: nothing is taken any more. `pointsman dlq list` shows why; then restart"
-            if worker.stalled_for > STALLED_S:
-                return f"the poll loop has not come round for {worker.stalled_for:.0f} s"
-            await core.board.ping()
-            return core.epoch.fault or await worker.attempt.onward.standstill()
+            async def fault() -> str | None:
+                if worker.breaker.is_open:
+                    return (
+                        "too many dead letters: nothing is taken any more. `pointsman dlq list` shows why; then restart"
+                    )
+                if worker.stalled_for > STALLED_S:
+                    return f"the poll loop has not come round for {worker.stalled_for:.0f} s"
+                await core.board.ping()
+                return core.epoch.fault or await worker.attempt.onward.standstill()
 
-        health = _health(registry, fault)
-        where = settings.worker.health_host, settings.worker.health_port
-        async with _stopping(until_stdin_closes) as stop, _served(health, *where):
+            start.fault = fault
             _tune_garbage_collection()
             log.info("worker_started", backend=backend)
             await _ended(worker.run(stop), stop, within=settings.worker.drain_s + STOP_S)
@@ -106,25 +110,27 @@ async def worker(settings: Settings, backend: str, *, until_stdin_closes: bool =
 
 async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> None:
     """A sweeper."""
-    async with wiring.core(settings, process="sweeper") as core:
-        lanes, registry = wiring.lanes(core), CollectorRegistry()
-        sweeping = wiring.sweeper(core, lanes, registry)
-
-        async def fault() -> str | None:
-            await core.board.ping()
-            await core.log.ping()
-            return None
-
-        health = _health(registry, fault, Route("/scale/{lane}", partial(_scale, lanes)))
-        where = settings.sweeper.health_host, settings.sweeper.health_port
+    registry, where = CollectorRegistry(), (settings.sweeper.health_host, settings.sweeper.health_port)
+    async with _stopping(until_stdin_closes) as stop:
+        start = Start(stop)
         async with (
-            _stopping(until_stdin_closes) as stop,
-            _served(health, *where),
+            _served(_health(registry, start), *where) as served,
+            start.core(settings, "sweeper") as core,
             wiring.open_webhook_sender(core, registry) as sender,
         ):
-            await _until_topics_exist(core.log, topics.FIXED)
-            await begin(core.log, core.board)
-            await compare(core.log, core.board)
+            lanes = wiring.lanes(core)
+            sweeping = wiring.sweeper(core, lanes, registry)
+
+            async def fault() -> str | None:
+                await core.board.ping()
+                await core.log.ping()
+                return None
+
+            await start.until(lambda: _topics_exist(core.log, topics.FIXED))
+            await start.until(lambda: begin(core.log, core.board))
+            await start.until(lambda: compare(core.log, core.board))
+            start.fault = fault
+            served.app = _health(registry, start, Route("/scale/{lane}", partial(_scale, lanes)))
             works = [sweeping.run(stop), sender.run(stop), wiring.batch_driver(core, ended=sweeping.ended).run(stop)]
             works += [each.run(stop) for each in wiring.retriers(core)]
             if settings.board.rebuild == "auto":
@@ -135,48 +141,49 @@ async def sweeper(settings: Settings, *, until_stdin_closes: bool = False) -> No
 
 async def inbox(settings: Settings, *, until_stdin_closes: bool = False) -> None:
     """The door for records on Kafka."""
-    registry = CollectorRegistry()
-    async with wiring.core(settings, process="inbox", gather_s=GATHER_S) as core:
-        sharing = wiring.router_state(core)
-        door = wiring.inbox(core, registry, sharing.shares)
-
-        async def fault() -> str | None:
-            await core.board.ping()
-            await core.log.ping()
-            return core.epoch.fault
-
-        health = _health(registry, fault)
-        where = settings.inbox.health_host, settings.inbox.health_port
+    registry, where = CollectorRegistry(), (settings.inbox.health_host, settings.inbox.health_port)
+    async with _stopping(until_stdin_closes) as stop:
+        start = Start(stop)
         async with (
-            _stopping(until_stdin_closes) as stop,
-            _served(health, *where),
-            asyncio.TaskGroup() as tasks,
+            _served(_health(registry, start), *where),
+            start.core(settings, "inbox", gather_s=GATHER_S) as core,
         ):
-            await _until_topics_exist(core.log, topics.all_topics(core.deployments))
-            followers = [
-                tasks.create_task(each) for each in (core.keys.follow(), core.epoch.follow(), sharing.follow())
-            ]
-            log.info("inbox_started")
-            await door.run(stop)
-            await ended(*followers)
+            sharing = wiring.router_state(core)
+            door = wiring.inbox(core, registry, sharing.shares)
+
+            async def fault() -> str | None:
+                await core.board.ping()
+                await core.log.ping()
+                return core.epoch.fault
+
+            await start.until(lambda: _topics_exist(core.log, topics.all_topics(core.deployments)))
+            start.fault = fault
+            async with asyncio.TaskGroup() as tasks:
+                followers = [
+                    tasks.create_task(each) for each in (core.keys.follow(), core.epoch.follow(), sharing.follow())
+                ]
+                log.info("inbox_started")
+                await _ended(door.run(stop), stop, within=STOP_S)
+                await ended(*followers)
 
 
 async def collector(settings: Settings, backend: str, *, until_stdin_closes: bool = False) -> None:
     """Concludes what a backend that takes jobs (SageMaker's asynchronous endpoints will) works on."""
-    registry = CollectorRegistry()
-    async with (
-        wiring.core(settings, process="collector") as core,
-        wiring.open_backend(core, backend, registry, calls=False) as opened,
-    ):
-        collecting = wiring.collector(core, opened, backend, registry)
+    registry, where = CollectorRegistry(), (settings.worker.health_host, settings.worker.health_port)
+    async with _stopping(until_stdin_closes) as stop:
+        start = Start(stop)
+        async with (
+            _served(_health(registry, start), *where),
+            start.core(settings, "collector") as core,
+            wiring.open_backend(core, backend, registry, calls=False) as opened,
+        ):
+            collecting = wiring.collector(core, opened, backend, registry)
 
-        async def fault() -> str | None:
-            await core.board.ping()
-            return core.epoch.fault
+            async def fault() -> str | None:
+                await core.board.ping()
+                return core.epoch.fault
 
-        health = _health(registry, fault)
-        where = settings.worker.health_host, settings.worker.health_port
-        async with _stopping(until_stdin_closes) as stop, _served(health, *where):
+            start.fault = fault
             log.info("collector_started", backend=backend)
             await _ended(collecting.run(stop), stop, within=STOP_S)
 
@@ -207,19 +214,15 @@ async def _ended(work: Coroutine[None, None, None], stop: asyncio.Event, *, with
         working.result()
 
 
-async def _until_topics_exist(job_log: Log, wanted: tuple[str, ...]) -> None:
-    """A worker may start before the topics are made; it says so and waits."""
-    while True:
-        missing = sorted(set(wanted) - set(await job_log.topics()))
-        if not missing:
-            return
-        log.warning("topics_missing", missing=missing[:5], count=len(missing), fix="pointsman topics --create")
-        await asyncio.sleep(TOPICS_RETRY_S)
+async def _topics_exist(job_log: Log, wanted: tuple[str, ...]) -> None:
+    """Raises `TopicMissingError`: a process may start before the topics are made."""
+    missing = sorted(set(wanted) - set(await job_log.topics()))
+    if missing:
+        first = ", ".join(missing[:5])
+        raise TopicMissingError(f"{len(missing)} topics are missing ({first}): run `pointsman topics --create`")
 
 
-def _server(
-    app: Callable[..., Awaitable[None]], host: str, port: int, *, goodbye_s: float = GOODBYE_S
-) -> uvicorn.Server:
+def _server(app: ASGIApp, host: str, port: int, *, goodbye_s: float) -> uvicorn.Server:
     must_be_free(host, port)  # the server would end the process in the middle of whatever it does
     config = uvicorn.Config(
         app,
@@ -248,16 +251,37 @@ async def _serve(server: uvicorn.Server) -> None:
         await server._serve([sock])
 
 
+class _Served:
+    """A server, and the application behind its port, which may change."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int, goodbye_s: float) -> None:
+        self.app = app
+        self._server = _server(self, host, port, goodbye_s=goodbye_s)
+        self._serving = asyncio.create_task(_serve(self._server))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+    async def until(self, stop: asyncio.Event) -> None:
+        """Serve until `stop`, and then what is under way."""
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([stopping, self._serving], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await self.end()
+
+    async def end(self) -> None:
+        """Once more does nothing."""
+        self._server.should_exit = True
+        await self._serving
+
+
 @asynccontextmanager
-async def _served(app: Starlette, host: str, port: int) -> AsyncGenerator[None]:
-    """The health endpoints of a process that serves nothing else."""
-    server = _server(app, host, port)
-    serving = asyncio.create_task(_serve(server))
+async def _served(app: ASGIApp, host: str, port: int, *, goodbye_s: float = GOODBYE_S) -> AsyncGenerator[_Served]:
+    served = _Served(app, host, port, goodbye_s)
     try:
-        yield
+        yield served
     finally:
-        server.should_exit = True
-        await serving
+        await served.end()
 
 
 async def _scale(lanes: "Lanes", request: Request) -> Response:
@@ -280,15 +304,14 @@ async def _scale(lanes: "Lanes", request: Request) -> Response:
     )
 
 
-def _health(registry: CollectorRegistry, fault: Callable[[], Awaitable[str | None]], *further: Route) -> Starlette:
+def _health(registry: CollectorRegistry, start: Start, *further: Route) -> Starlette:
+    """The health endpoints of a process that serves nothing else."""
+
     async def healthz(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def readyz(_: Request) -> Response:
-        try:
-            why = await fault()
-        except Exception as error:  # whatever it is, this process is not ready
-            why = f"{type(error).__name__}: {error}"
+        why = await start.why_not()
         return JSONResponse({"ready": why is None, "fault": why}, 200 if why is None else 503)
 
     async def metrics(_: Request) -> Response:
@@ -301,7 +324,10 @@ def _health(registry: CollectorRegistry, fault: Callable[[], Awaitable[str | Non
 
 @asynccontextmanager
 async def _stopping(until_stdin_closes: bool) -> AsyncGenerator[asyncio.Event]:
-    """Set on SIGTERM and SIGINT, and where asked for when whoever started this process is gone."""
+    """Set on SIGTERM and SIGINT, and where asked for when whoever started this process is gone.
+
+    The block ends in silence where that came before the process worked.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -309,6 +335,8 @@ async def _stopping(until_stdin_closes: bool) -> AsyncGenerator[asyncio.Event]:
     watch = asyncio.create_task(_end_of_stdin(stop)) if until_stdin_closes else None
     try:
         yield stop
+    except StoppedError:
+        log.info("stopped_while_waiting")
     finally:
         if watch is not None:
             watch.cancel()

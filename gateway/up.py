@@ -14,6 +14,7 @@ from rich.console import Console
 from gateway import valkey, wiring
 from gateway.listening import must_be_free
 from gateway.settings import Settings, SettingsError, load
+from gateway.starting import Start, StoppedError
 from policies.keys import check_not_public
 from router.rebuild import begin
 
@@ -85,18 +86,27 @@ async def _run(
         common = ["--config", str(config)] if config else []
         for child in _children(settings):
             tasks.create_task(_keep(child, [*child.arguments, *common], _child_environ(environ), settings, stop))
-        async with wiring.core(settings) as core:
-            await core.log.create(wiring.wanted_topics(core))
-            await begin(core.log, core.board)
-            tenant = "default" if "default" in core.tenants else next(iter(core.tenants))
-            new_key = None
-            if wanted_key:
-                await core.keyring.adopt(wanted_key, tenant, "POINTSMAN_API_KEY")
-            elif not await core.keys.list():
-                new_key = (await core.keyring.create(tenant, "first")).text
+        tenant = "default" if "default" in settings.tenants else next(iter(settings.tenants))
+        try:
+            new_key = await Start(stop).until(lambda: _prepare(settings, tenant, wanted_key))
+        except StoppedError:
+            return
         ready = tasks.create_task(_say_ready(settings, tenant, new_key, out))
         await stop.wait()
         ready.cancel()
+
+
+async def _prepare(settings: Settings, tenant: str, wanted_key: str | None) -> str | None:
+    """Make the topics, a board that is new, and a key where there is none: it is what this returns."""
+    async with wiring.core(settings) as core:
+        await core.board.epoch()  # where it does not let us in, that is said at once
+        await core.log.create(wiring.wanted_topics(core))
+        await begin(core.log, core.board)
+        if wanted_key:
+            await core.keyring.adopt(wanted_key, tenant, "POINTSMAN_API_KEY")
+        elif not await core.keys.list():
+            return (await core.keyring.create(tenant, "first")).text
+    return None
 
 
 def _children(settings: Settings) -> list[Child]:

@@ -121,7 +121,6 @@ async def core(settings: Settings, *, process: str = "", gather_s: float = 0.0) 
     """
     async with AsyncExitStack() as opened:
         redis = await opened.enter_async_context(open_redis(settings))
-        await _say_what_is_not_durable(redis, settings)
         log = await opened.enter_async_context(open_log(settings, redis))
         traces = None
         if process and settings.traces.url:
@@ -190,12 +189,12 @@ def open_redis(settings: Settings) -> Redis:
     return Redis.from_pool(pool)
 
 
-async def _say_what_is_not_durable(redis: Redis, settings: Settings) -> None:
+async def say_what_is_not_durable(core: Core) -> None:
     """`board.durability: fsync` rests on the server's own settings; some servers do not show them."""
-    if settings.board.durability != "fsync":
+    if core.settings.board.durability != "fsync":
         return
     try:
-        found = await redis.config_get("append*")
+        found = await core.redis.config_get("append*")
     except RedisError:
         return
     kept = {_text(name): _text(value) for name, value in found.items()}

@@ -1,11 +1,12 @@
 """Ends background tasks for good."""
 
 import asyncio
+from typing import Any
 
 AGAIN_S = 0.2
 
 
-async def ended(*tasks: "asyncio.Task[None]") -> None:
+async def ended(*tasks: "asyncio.Task[Any]") -> None:
     """Cancel these until they have ended.
 
     Once does not do: before Python 3.12 `asyncio.wait_for`, through which redis-py and aiokafka send, drops a

@@ -14,7 +14,7 @@ from typing import cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from policies.scripts import BoardUnavailableError
+from policies.scripts import unavailable
 
 KEYS = "keys"
 CHANGED = "keys:changed"
@@ -140,7 +140,7 @@ class ApiKeys:
         try:
             values = await self._redis.hvals(KEYS)
         except (RedisError, OSError) as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         return sorted(
             (ApiKey.from_bytes(cast(bytes, value)) for value in values), key=lambda key: (key.created, key.id)
         )
@@ -225,7 +225,7 @@ class ApiKeys:
         try:
             value = await self._redis.hget(KEYS, id)
         except (RedisError, OSError) as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         return None if value is None else ApiKey.from_bytes(cast(bytes, value))
 
     async def _add(self, text: str, tenant: str, name: str) -> str:
@@ -237,7 +237,7 @@ class ApiKeys:
                 await self._announce(key.id)
                 return key.id
         except (RedisError, OSError) as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         there = await self._read(key.id)
         if there is None or there.sha256 != digest or there.tenant != tenant or there.revoked:
             raise KeyTakenError("this API key was revoked or is another tenant's; choose another one")
@@ -248,7 +248,7 @@ class ApiKeys:
             await self._redis.hset(KEYS, key.id, key.to_bytes())
             await self._announce(key.id)
         except (RedisError, OSError) as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
 
     async def _announce(self, id: str) -> None:
         self._forget()
@@ -288,7 +288,3 @@ def _put(cache: OrderedDict[str, _Looked], digest: str, looked: _Looked, at_most
     cache.move_to_end(digest)
     while len(cache) > at_most:
         cache.popitem(last=False)
-
-
-def _unavailable(error: Exception) -> BoardUnavailableError:
-    return BoardUnavailableError(f"Redis did not answer: {type(error).__name__}")

@@ -1,20 +1,23 @@
 """Redis scripts, with the calls of many tasks in one round trip."""
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from importlib.resources import files
 from math import inf
-from typing import cast
+from typing import TypeVar, cast
 
 from hiredis import pack_command
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
+    AuthenticationError,
     ClusterDownError,
     ConnectionError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -30,6 +33,10 @@ AT_ONCE = 256  # calls in one round trip
 
 class BoardUnavailableError(Exception):
     """Redis did not answer in time. The script may have run: every script of ours may run twice."""
+
+
+class BoardRefusedError(BoardUnavailableError):
+    """Redis is there and does not let us in: waiting does not help while the settings are what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,7 @@ class Script:
 
 
 Value = str | bytes | int | float
+Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True)
@@ -105,7 +113,7 @@ class Scripts:
         try:
             seconds, micros = await self.redis.time()
         except (RedisError, OSError, TimeoutError) as error:
-            raise BoardUnavailableError(f"Redis did not answer: {type(error).__name__}") from error
+            raise unavailable(error) from error
         return int(seconds), int(micros)
 
     async def _flush(self) -> None:
@@ -120,7 +128,7 @@ class Scripts:
                 answers = await self._round_trip(calls)
             except (RedisError, OSError, TimeoutError) as error:
                 tries_at = loop.time() + BREAK_S
-                failed = BoardUnavailableError(f"Redis did not answer: {type(error).__name__}")
+                failed = unavailable(error)
                 answers = [failed] * len(calls)
             except Exception as error:  # a bug, which each of them is to see
                 answers = [error] * len(calls)
@@ -176,12 +184,26 @@ class Scripts:
             return await _sent(self._connection, commands)
 
 
-async def unless_away(answer: Awaitable[object]) -> object:
+async def unless_away(answer: Awaitable[Answer]) -> Answer:
     """What a plain command answers. Raises `BoardUnavailableError`."""
     try:
         return await answer
     except (RedisError, OSError, TimeoutError) as error:
-        raise BoardUnavailableError(f"Redis did not answer: {type(error).__name__}") from error
+        raise unavailable(error) from error
+
+
+def unavailable(error: Exception) -> BoardUnavailableError:
+    """What a failure of the client's is to us. It says nothing of what the client or the server said."""
+    match error:
+        case AuthenticationError() | NoPermissionError():
+            return BoardRefusedError("Redis does not let us in: user or password in the setting `redis` is wrong")
+        case _ if isinstance(error.__context__, ssl.SSLCertVerificationError):
+            return BoardRefusedError(
+                "Redis shows a certificate that we do not trust: set board.ca_file to its authority"
+            )
+        case _ if str(error).startswith("DB index"):
+            return BoardRefusedError("Redis has no database of the number at the end of the setting `redis`")
+    return BoardUnavailableError(f"Redis did not answer: {type(error).__name__}")
 
 
 async def _sent(connection: AbstractConnection, commands: Sequence[bytes]) -> list[object]:
@@ -207,10 +229,10 @@ async def _answer(connection: AbstractConnection) -> object:
 
 def _classified(answer: object) -> object:
     """A lost connection inside a pipeline, or a server that loads, is "unavailable"; a bug stays a bug."""
-    if isinstance(answer, ResponseError) and not _is_passing(answer):
+    if isinstance(answer, ResponseError) and not (_is_passing(answer) or isinstance(answer, NoPermissionError)):
         return answer
     if isinstance(answer, RedisError):
-        return BoardUnavailableError(f"Redis did not answer: {type(answer).__name__}")
+        return unavailable(answer)
     return answer
 
 

@@ -1,20 +1,30 @@
 """The port to the log: named topics of durable records."""
 
+import asyncio
 import dataclasses
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import field
 from typing import Protocol
 
+import structlog
+
 from policies.values import dataclass
 
+logger = structlog.get_logger(__name__)
+
 Marks = dict[str, str]  # how far somebody has read each partition of a topic; only the log that wrote them can tell
+AWAY_S = 1.0  # before the next try to subscribe
 RECORD_LIMIT = 1_000_000  # bytes of a value and its headers; larger bodies lie in the object store
 
 
 class LogUnavailableError(Exception):
     """The log did not confirm. The record may still be delivered; fence it on the board."""
+
+
+class LogRefusedError(LogUnavailableError):
+    """The log is there and does not let us in: waiting does not help while the settings are what they are."""
 
 
 class TopicMissingError(LogUnavailableError):
@@ -151,3 +161,17 @@ class Log(Protocol):
     async def oldest(self, topic: str, *, group: str) -> float | None:
         """When the oldest of these was appended, in seconds since the epoch; None: there is none."""
         ...
+
+
+@asynccontextmanager
+async def subscribed(log: Log, topics: Sequence[str], *, group: str) -> AsyncGenerator[Subscription]:
+    """As `subscribe`, tried until the log lets it: it may be away just then, or not have heard of a new topic."""
+    async with AsyncExitStack() as opened:
+        while True:
+            try:
+                subscription = await opened.enter_async_context(log.subscribe(topics, group=group))
+                break
+            except LogUnavailableError as error:
+                logger.warning("not_subscribed", group=group, error=str(error))
+                await asyncio.sleep(AWAY_S)
+        yield subscription

@@ -17,20 +17,34 @@ from typing import Any, TypeVar
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.errors import (
+    AuthenticationFailedError,
     CorruptRecordException,
     KafkaError,
     MessageSizeTooLargeError,
     RecordTooLargeError,
+    SaslAuthenticationFailed,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
+    UnsupportedSaslMechanismError,
 )
 from aiokafka.structs import ConsumerRecord
 
 from policies.ending import ended
-from router.log import RECORD_LIMIT, Counts, Delivery, LogUnavailableError, Marks, Record, TopicMissingError, chosen
+from router.log import (
+    RECORD_LIMIT,
+    Counts,
+    Delivery,
+    LogRefusedError,
+    LogUnavailableError,
+    Marks,
+    Record,
+    TopicMissingError,
+    chosen,
+)
 from router.log_kafka_kept import Kept, questions
 from router.offsets import Offsets
 from router.topics import KEPT_LONGER, kept_s
@@ -59,6 +73,8 @@ PING_S = 2.0
 HEARD_S = 2.0  # until every broker has heard of a new topic
 REFRESH_S = 0.25  # topics that are missing are not looked for more often
 QUIET_S = 10.0  # each message of aiokafka is printed once in this time
+
+RAISED = ('Unable connect to "%s:%s": %s',)  # messages of aiokafka that come just before it raises
 
 # What a poll raises at the same place for ever: a wrong checksum, and a header's name that is no UTF-8.
 UNREADABLE = (CorruptRecordException, ValueError)
@@ -160,7 +176,7 @@ class KafkaLog:
         window: int = WINDOW,
         unassigned_s: float = UNASSIGNED_S,
     ) -> AsyncGenerator["KafkaLog"]:
-        """Raises `LogUnavailableError` when no broker of `bootstrap` answers.
+        """Raises `LogUnavailableError` when no broker of `bootstrap` answers, `LogRefusedError` when we may not in.
 
         `partitions`, `replication` and `retention_s` are those of topics that `create` makes. An append is held
         for `hold_s` before it fails. A member that is silent for `session_s` has died. `window` is how many offsets
@@ -194,9 +210,12 @@ class KafkaLog:
                 unassigned_s=unassigned_s,
             )
             try:
-                await _answer(producer.start(), hold_s)
+                try:
+                    await _answer(producer.start(), hold_s)
+                except LogUnavailableError as error:
+                    raise await _not_reached(bootstrap, security) from error
                 await _answer(admin.start(), REQUEST_S)
-                await opened._refresh()
+                await opened.topics()
                 yield opened
             finally:
                 await opened._close()
@@ -287,11 +306,14 @@ class KafkaLog:
 
     async def topics(self) -> Mapping[str, int]:
         """The topics that exist, with their number of partitions; those with another prefix left out."""
-        return {
+        described = await _answer(self._describe(None), REQUEST_S)
+        found = {
             each["topic"].removeprefix(self._prefix): len(each["partitions"])
-            for each in await _answer(self._describe(None), REQUEST_S)
+            for each in described
             if each["topic"].startswith(self._prefix) and not each["is_internal"]
         }
+        self._known, self._known_at = {**self._known, **found}, time.monotonic()
+        return found
 
     async def create(self, topics: Sequence[str]) -> None:
         """Make those that are missing; safe to repeat and to race. Returns when all can be written to."""
@@ -402,14 +424,10 @@ class KafkaLog:
         async with self._refreshing:
             missing = [topic for topic in topics if topic not in self._known]
             if missing and time.monotonic() - self._known_at > REFRESH_S:
-                await self._refresh()
+                await self.topics()
                 missing = [topic for topic in topics if topic not in self._known]
         if missing:
             raise TopicMissingError(f"there is no topic {self._prefix}{missing[0]}")
-
-    async def _refresh(self) -> None:
-        self._known = await self.topics()
-        self._known_at = time.monotonic()
 
     async def _describe(self, names: Sequence[str] | None) -> list[Any]:
         """All topics for None. Asks again until somebody answers: the broker that was asked may just have died."""
@@ -446,10 +464,10 @@ class KafkaLog:
 
     async def _until_known(self, topics: Sequence[str]) -> None:
         """Here, whichever broker is asked: one may hear of them later than the one that said that they have leaders."""
-        await self._refresh()
+        await self.topics()
         while any(topic not in self._known for topic in topics):
             await asyncio.sleep(0.05)
-            await self._refresh()
+            await self.topics()
 
     async def _observe(self) -> Any:
         """A consumer without a group that knows where topics end."""
@@ -790,6 +808,24 @@ async def _answer(call: Awaitable[Answer], limit_s: float) -> Answer:
         raise LogUnavailableError(f"Kafka did not confirm: {_words(error)}") from error
 
 
+async def _not_reached(bootstrap: str, security: Security | None) -> LogUnavailableError:
+    """Why: `LogRefusedError` where one of them does not let us in. aiokafka itself says that to nobody but its log."""
+    why = "no answer"
+    for host, port, _ in collect_hosts(bootstrap):
+        try:
+            async with asyncio.timeout(PING_S):
+                (await create_conn(host, port, **(security.arguments() if security else {}))).close()
+        except ssl.SSLCertVerificationError:
+            return LogRefusedError("Kafka shows a certificate that we do not trust: set kafka.ca_file to its authority")
+        except (AuthenticationFailedError, SaslAuthenticationFailed):
+            return LogRefusedError("Kafka does not let us in: kafka.username or kafka.password is wrong")
+        except UnsupportedSaslMechanismError:
+            return LogRefusedError("Kafka does not let us in: it does not have this kafka.mechanism")
+        except (KafkaError, OSError, TimeoutError) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or _words(error)
+    return LogUnavailableError(f"Kafka does not answer at {bootstrap}: {why}")
+
+
 async def _ended(stop: Coroutine[Any, Any, Any]) -> None:
     try:
         await stop
@@ -823,7 +859,7 @@ class _OnceInAWhile(logging.Filter):
         self._printed: dict[tuple[str, str], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.WARNING:
+        if record.levelno < logging.WARNING or record.msg in RAISED:
             return False
         now = time.monotonic()
         key = (record.name, str(record.msg))  # the pattern, of which there are a few dozen

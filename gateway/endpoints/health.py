@@ -2,17 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import render
 from gateway.services import Services
+from gateway.starting import Start, heard
+from policies.scripts import BoardUnavailableError
 from router.compact import encode
 
 KNOWN_S = 1.0  # a verdict holds that long, however often it is asked for
-PING_S = 2.5
 
 
 class Health:
@@ -32,9 +32,7 @@ class Health:
         """200 when log and board answer, else 503 and why."""
         async with self._asking:
             if time.monotonic() - self._asked >= KNOWN_S:
-                log, board = await asyncio.gather(
-                    _fault(self._services.log.ping()), _fault(self._services.board.ping())
-                )
+                log, board = await asyncio.gather(heard(self._services.log.ping()), heard(self._services.board.ping()))
                 board = board or self._services.epoch.fault
                 self._faults = {name: why for name, why in (("log", log), ("board", board)) if why}
                 self._asked = time.monotonic()
@@ -47,12 +45,21 @@ class Health:
         return Response(metrics.text(), headers={"content-type": metrics.content_type})
 
 
-async def _fault(ping: Awaitable[None]) -> str | None:
-    try:
-        async with asyncio.timeout(PING_S):
-            await ping
-    except TimeoutError:
-        return f"no answer within {PING_S} s"
-    except Exception as error:  # whatever it is, it is not ready
-        return f"{type(error).__name__}: {error}"
-    return None
+class Waiting:
+    """What is answered before there are services: whether the process lives, and to all else that it is too early."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+
+    async def healthz(self, _: Request) -> Response:
+        """The process answers."""
+        return Response(b'{"status":"ok"}', media_type=render.JSON)
+
+    async def readyz(self, _: Request) -> Response:
+        """503, and what is waited for."""
+        body = {"ready": False, "faults": {"start": await self._start.why_not()}}
+        return Response(encode(body), 503, media_type=render.JSON)
+
+    async def anything_else(self, _: Request) -> Response:
+        """As when what is waited for is away later."""
+        raise self._start.waits_for or BoardUnavailableError("it is starting")

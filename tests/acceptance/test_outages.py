@@ -21,7 +21,6 @@ from router.log import Record
 from router.log_kafka import KafkaLog
 from tests.acceptance.clients import Clients, Refusal
 from tests.acceptance.contents import leaks_of
-from tests.builders import until
 from tests.servers import unavailable
 from tools.kafka.broker import HOST, Broker, free_ports, missing
 
@@ -92,8 +91,6 @@ async def site() -> AsyncIterator[Site]:
         async with stage(log="kafka", brokers=3, changed=_settings(upstream)) as place, crew(place) as ours:
             members = [await ours.http(port), await ours.worker("gpu"), await ours.worker("gpu"), await ours.sweeper()]
             await asyncio.gather(*(member.ready() for member in members))
-            # What it looks for at its start needs Redis; without it, it would end and be started again.
-            await until(lambda: "sweeper_started" in members[-1].output.read_text(encoding="utf-8"))
             info = await place.core.redis.info("server")
             clients = Clients(f"http://{HOST}:{port}", await place.new_key())
             yield Site(place, ours, upstream, clients, info["process_id"])

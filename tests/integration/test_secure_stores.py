@@ -8,8 +8,8 @@ import pytest
 
 from gateway import wiring
 from gateway.settings import Settings, SettingsError
-from policies.scripts import BoardUnavailableError
-from router.log import LogUnavailableError, Record
+from policies.scripts import BoardRefusedError, BoardUnavailableError
+from router.log import LogRefusedError, LogUnavailableError, Record
 from tests.secure import USER, SecureStores, secure_stores
 
 pytestmark = pytest.mark.timeout(180)
@@ -49,31 +49,46 @@ async def test_a_record_goes_through_both(stores: SecureStores, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    "kafka",
-    [{"password": "another"}, {"ca_file": None}, {"security": "plaintext", "username": "", "password": None}],
-    ids=["a wrong password", "an authority that we do not know", "no login at all"],
+    ("kafka", "kind", "said"),
+    [
+        ({"password": "another"}, LogRefusedError, "kafka.password is wrong"),
+        ({"mechanism": "SCRAM-SHA-256", "password": "another"}, LogRefusedError, "kafka.password is wrong"),
+        ({"ca_file": None}, LogRefusedError, "set kafka.ca_file"),
+        ({"security": "plaintext", "username": "", "password": None}, LogUnavailableError, "does not answer at"),
+    ],
+    ids=[
+        "a wrong password",
+        "a wrong password that is not sent",
+        "an authority that we do not know",
+        "no login at all",
+    ],
 )
-async def test_kafka_lets_nobody_else_in(stores: SecureStores, tmp_path: Path, kafka: dict[str, Any]) -> None:
-    with pytest.raises(LogUnavailableError):
+async def test_kafka_lets_nobody_else_in_and_which_setting_is_wrong_is_said(
+    stores: SecureStores, tmp_path: Path, kafka: dict[str, Any], kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind, match=said):
         async with wiring.core(_settings(stores, tmp_path, **kafka)):
             pass
 
 
-async def test_redis_lets_nobody_else_in(stores: SecureStores, tmp_path: Path) -> None:
+async def test_redis_lets_nobody_else_in_and_which_setting_is_wrong_is_said(
+    stores: SecureStores, tmp_path: Path
+) -> None:
     right = _settings(stores, tmp_path)
     wrong = {
-        "a wrong password": right.model_copy(update={"redis": f"rediss://{USER}:another@{stores.redis}/0"}),
-        "no TLS": right.model_copy(
-            update={"redis": f"redis://{USER}:{stores.password}@{stores.redis}/0", "board": Settings().board}
-        ),
-        "an authority that we do not know": right.model_copy(update={"board": Settings().board}),
+        "user or password": right.model_copy(update={"redis": f"rediss://{USER}:another@{stores.redis}/0"}),
+        "no database": right.model_copy(update={"redis": f"rediss://{USER}:{stores.password}@{stores.redis}/999"}),
+        "set board.ca_file": right.model_copy(update={"board": Settings().board}),
     }
+    without_tls = f"redis://{USER}:{stores.password}@{stores.redis}/0"
 
-    for why, settings in wrong.items():
+    for said, settings in wrong.items():
         async with wiring.core(settings) as core:
-            with pytest.raises(BoardUnavailableError):
+            with pytest.raises(BoardRefusedError, match=said):
                 await core.board.epoch()
-            assert why
+    async with wiring.core(right.model_copy(update={"redis": without_tls, "board": Settings().board})) as core:
+        with pytest.raises(BoardUnavailableError):
+            await core.board.epoch()
 
 
 def test_authorities_that_cannot_be_read_are_said_and_where(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,3 +42,27 @@ def test_ours_and_those_of_libraries_are_json_with_an_event_and_a_level() -> Non
         assert kinds == sorted(kinds)
     assert "patient" not in done.stderr, "what an exception says may be what a client sent"
     assert all(each["timestamp"] for each in (ours, word, broke))
+
+
+AGAIN = """
+import logging
+import structlog
+from gateway import logs
+
+logs.configure()
+ours = structlog.get_logger("ours")
+for number in range(300):
+    ours.warning("start_waits", why="Redis did not answer")
+    ours.warning("job_swept", job=number)
+    ours.info("job_ended", tokens=7)
+    logging.getLogger("theirs").error("no connection to %s", "here")
+"""
+
+
+def test_a_warning_that_says_the_same_is_said_once_in_a_while_and_all_else_each_time() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AGAIN], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+
+    events = Counter(json.loads(line)["event"] for line in done.stderr.splitlines())
+    assert events == {"start_waits": 1, "no connection to here": 1, "job_swept": 300, "job_ended": 300}
