@@ -15,6 +15,7 @@ from gateway import render
 from gateway.asked import Asked
 from gateway.attached import Attached
 from gateway.fields import invalid
+from gateway.referred import Referred
 from policies.addresses import may_be_asked
 from policies.deployments import Deployment
 from policies.keys import KeyHolder
@@ -144,9 +145,10 @@ class Desk:
         Callers other than HTTP may give the `job_id` (a ULID, the same for the same work: twice is then once), and a
         `deadline_s` that stands above the request's and the tenant's. `hold` is told how many bytes more are held.
         `reply` is where the job's answer goes. A batch's `line` is of class bulk, and its result is kept until
-        the batch has it. `values` are changed where they name uploaded files: these are put in.
-        Raises the errors of this module and of `gateway.attached`, `LogUnavailableError`, `BoardUnavailableError`,
-        `PayloadUnavailableError`.
+        the batch has it. `values` are changed where they name uploaded files, or items of earlier responses:
+        these are put in.
+        Raises the errors of this module, of `gateway.attached` and `gateway.referred`, `LogUnavailableError`,
+        `BoardUnavailableError`, `PayloadUnavailableError`.
         """
         if self.epoch.fault is not None:  # an idempotency key would be taken for a new one
             raise BoardUnavailableError(self.epoch.fault)
@@ -156,6 +158,11 @@ class Desk:
         if asked.wishes.webhook_url:
             self._check_webhook(asked.wishes.webhook_url, tenant)
         digests = _digests(idempotency_key, endpoint, raw)
+        if endpoint == responses.ENDPOINT and await self._referred.put_in(
+            tenant.name, values, size=len(raw), hold=hold
+        ):
+            raw = encode(values)
+            hold(len(raw))
         if endpoint in WITH_FILES and await self.attached.put_in(tenant.name, values, size=len(raw), hold=hold):
             raw = encode(values)
             hold(len(raw))
@@ -213,8 +220,13 @@ class Desk:
         if tenant is None:
             raise UnknownTenantError(holder.tenant)
         if endpoint == responses.ENDPOINT:
+            await self._referred.put_in(tenant.name, values, size=size, hold=_ignore)
             values, _ = await self._in_chat_form(tenant.name, str(ULID()), values)
         return self._choose(endpoint, asked, values, tenant, size)
+
+    @property
+    def _referred(self) -> Referred:
+        return Referred(self._conversations, self.attached.most)
 
     @property
     def _conversations(self) -> Conversations:

@@ -22,7 +22,7 @@ from gateway.fields import (
 )
 from gateway.media import check_base64, check_data_url, check_url
 from gateway.openai import FORMATS, MAX_IMAGES, MAX_TOKENS, MAX_TOOLS, check_file_id
-from router.responses import LOGPROBS
+from router.responses import LOGPROBS, REFERENCE
 
 UNSTORED_S = 60.0  # how long a result that is not to be stored is there for its waiting caller
 MAX_INSTRUCTIONS = 1_000_000  # characters
@@ -30,6 +30,8 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 SUMMARIES = ("auto", "concise", "detailed")
 VERBOSITIES = ("low", "medium", "high")
 ROLES = ("user", "assistant", "system", "developer")
+# The second has no effect, as no model here reads its thoughts again; many clients ask for it by themselves.
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 
 # Parameters of OpenAI's that no backend here has, and what to do instead.
 NOT_HERE: Mapping[str, str] = {
@@ -77,8 +79,7 @@ def _check_not_here(values: Values) -> None:
         raise invalid("truncation", 'inputs are never truncated here; send "disabled", and shorten the input')
     if (include := values.get("include")) is not None:
         for index, wanted in enumerate(an_array(include, "include")):
-            if wanted != LOGPROBS:
-                raise unknown_value(f"include[{index}]", (LOGPROBS,))
+            a_choice(wanted, f"include[{index}]", INCLUDED)
     if (options := values.get("stream_options")) is not None:
         flag(an_object(options, "stream_options"), "include_obfuscation", "stream_options")
 
@@ -123,8 +124,9 @@ def _check_item(value: object, path: str) -> int:
         case "reasoning":
             return 0  # no backend takes it back
         case "item_reference":
-            raise invalid(f"{path}.type", "items are not kept by themselves; send the item, or 'previous_response_id'")
-    raise unknown_value(f"{path}.type", ("message", "function_call", "function_call_output", "reasoning"))
+            a_text(required(item, "id", path), f"{path}.id", most=MAX_NAME)
+            return 0
+    raise unknown_value(f"{path}.type", ("message", "function_call", "function_call_output", "reasoning", REFERENCE))
 
 
 def _check_content(value: object, role: str, path: str) -> int:

@@ -92,9 +92,17 @@ class Conversations:
     async def asked(self, tenant: str, job_id: str) -> Object:
         """Its settings alone; nothing when they are gone."""
         values = await self._on_board(tenant, job_id)
-        if values is not None and values["asked"] is None:
-            values = json.loads(await self._payloads.get(Payload(**values["at"])))
-        return {} if values is None else dict(values["asked"])
+        return {} if values is None else await self._settings(values)
+
+    async def answer(self, tenant: str, job_id: str) -> list[Object]:
+        """The items that a response answered with. Raises `NoSuchResponseError`, `UnfinishedResponseError`."""
+        view = await self._board.view(tenant, job_id)
+        values = await self._on_board(tenant, job_id) if view else None
+        if view is None or values is None or not is_stored(await self._settings(values)):
+            raise NoSuchResponseError(job_id)
+        if view.state is not JobState.COMPLETED:
+            raise UnfinishedResponseError(job_id)
+        return output_of(await self.completion(view), job_id)
 
     async def until(self, tenant: str, job_id: str) -> list[Object]:
         """All items up to the end of a response.
@@ -149,6 +157,11 @@ class Conversations:
             asked = await self.asked(view.job.tenant, view.job.id)
         completion = await self.completion(view) if view.state is JobState.COMPLETED else None
         return response(view, asked, completion)
+
+    async def _settings(self, values: dict[str, Any]) -> Object:
+        if values["asked"] is None:
+            values = json.loads(await self._payloads.get(Payload(**values["at"])))
+        return dict(values["asked"])
 
     async def _on_board(self, tenant: str, job_id: str) -> dict[str, Any] | None:
         """Both parts, or where they lie."""

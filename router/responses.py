@@ -9,6 +9,7 @@ from typing import Any
 
 ENDPOINT, CHAT = "/v1/responses", "/v1/chat/completions"
 LOGPROBS = "message.output_text.logprobs"  # under `include`
+REFERENCE = "item_reference"  # an item of the input that is named in place of being sent
 
 Object = dict[str, Any]
 

@@ -121,6 +121,51 @@ async def test_what_cannot_be_followed_is_named(client: openai.AsyncOpenAI, gate
     await client.responses.cancel(running.id)
 
 
+async def test_an_item_that_is_named_is_read_as_if_it_had_been_sent(
+    client: openai.AsyncOpenAI, gateway: Gateway
+) -> None:
+    first = await client.responses.create(model="auto", input="Good day")
+    named: list[Any] = [
+        {"role": "user", "content": "Good day"},
+        {"type": "item_reference", "id": first.output[0].id},
+        {"role": "user", "content": "And so on"},
+    ]
+
+    second = await client.responses.create(model="auto", input=named)
+    await client.responses.delete(first.id)
+    followed = await client.responses.create(model="auto", input="And on", previous_response_id=second.id)
+    items = await client.responses.input_items.list(followed.id, order="asc")
+
+    assert said(items.data) == ["Good day", "Good day", "And so on", "And so on", "And on"]
+    assert items.data[1].id == first.output[0].id
+    assert second.usage is not None and first.usage is not None
+    assert second.usage.input_tokens > 2 * first.usage.input_tokens, "its model has read all of it"
+
+
+async def test_an_item_that_nobody_stored_is_refused_by_its_place(client: openai.AsyncOpenAI, gateway: Gateway) -> None:
+    stored = await client.responses.create(model="auto", input="x")
+    unstored = await client.responses.create(model="auto", input="x", store=False)
+    running = await client.responses.create(model="auto", input="wait:30 x", background=True)
+    chat = await client.chat.completions.create(model="auto", messages=[{"role": "user", "content": "x"}])
+    jobs = (await gateway.http.get("/v1/jobs")).json()["data"]
+    item = str(stored.output[0].id)
+    ids = [unstored.output[0].id, running.id.replace("resp", "msg"), chat.id.replace("chatcmpl-", "msg_"), stored.id]
+    ids += [f"{item}_9", item.replace("msg", "rs"), "msg_01K00000000000000000000000", "msg_nonsense"]
+
+    for unknown in ids:
+        named: list[Any] = [{"role": "user", "content": "x"}, {"type": "item_reference", "id": unknown}]
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.responses.create(model="auto", input=named)
+        assert (refused.value.code, refused.value.param) == ("item_not_found", "input[1].id")
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.other_key, max_retries=0) as other:
+        with pytest.raises(openai.BadRequestError):
+            theirs: list[Any] = [{"type": "item_reference", "id": item}]
+            await other.responses.create(model="auto", input=theirs)
+
+    assert (await gateway.http.get("/v1/jobs")).json()["data"][0]["id"] == jobs[0]["id"], "nothing became a job"
+    await client.responses.cancel(running.id)
+
+
 async def test_the_sdks_stream_helper_and_parser_work(client: openai.AsyncOpenAI) -> None:
     class Sum(BaseModel):
         total: int

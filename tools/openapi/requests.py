@@ -8,7 +8,7 @@ from gateway.endpoints import batches, files
 from gateway.fields import MAX_NAME
 from gateway.openai import MAX_FILE_ID
 from gateway.parsers import PARSERS
-from router.responses import LOGPROBS
+from router.responses import REFERENCE
 from tools.openapi.shapes import (
     AN_OBJECT,
     FLAG,
@@ -176,6 +176,7 @@ RESPONSE_ITEM = any_of(
     _item({"const": "function_call"}, {"call_id": _ID, "name": _ID, "arguments": {"type": "string"}}),
     _item({"const": "function_call_output"}, {"call_id": _ID, "output": _content(*_TEXTS, *_MEDIA)}),
     _item({"const": "reasoning"}, {}),
+    an_object({"type": {"const": REFERENCE}, "id": _ID}),
 )
 _RESPONSE_TOOL = an_object(
     {"type": {"const": "function"}, "name": a_text(MAX_NAME)},
@@ -201,7 +202,7 @@ RESPONSE = an_object(
         "max_tool_calls": an_integer(1, openai.MAX_TOKENS),
         "parallel_tool_calls": FLAG,
         "truncation": {"const": "disabled"},
-        "include": a_list({"const": LOGPROBS}),
+        "include": a_list(a_choice(openai_responses.INCLUDED)),
         "reasoning": an_object(
             maybe_there={
                 "effort": a_choice(openai_responses.EFFORTS),
