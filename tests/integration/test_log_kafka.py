@@ -120,6 +120,26 @@ async def test_what_is_done_after_its_partition_went_elsewhere_is_not_committed(
             await until(only_the_others_are_left)
 
 
+async def test_what_another_member_did_meanwhile_is_not_undone_when_its_partition_comes_back(place: LogPlace) -> None:
+    async with connected(place, partitions=2) as log:
+        async with member(log) as stays:
+            await append(log, 10)
+            held = await taken(stays, 10)
+            async with member(log) as comes:
+                passed_on = await taken(comes, 5)
+                for delivery in passed_on:
+                    await comes.done(delivery)
+            for delivery in held:
+                if delivery.record.value not in values(passed_on):
+                    await stays.done(delivery)
+            for _ in range(2):
+                await log.append("jobs", Record(b"later"))  # one to each partition: it has both again
+            later = await taken(stays, 2)
+
+        assert values(later) == {b"later"}
+        assert await log.backlog("jobs", group="workers") == 2
+
+
 async def test_the_record_that_still_runs_is_what_the_next_reader_starts_at(place: LogPlace) -> None:
     async with connected(place, partitions=1) as log:
         await append(log, 10)
