@@ -46,14 +46,26 @@ def upstream(body: bytes, deployment: Deployment) -> Upstream:
 
 
 def parsed(body: bytes) -> Object:
-    """The client's body. The door has checked it; what came another way is refused here. Raises `BackendError`."""
+    """The client's body, and in it `system` for `developer`. The door has checked it; what came another way is refused.
+
+    Raises `BackendError`.
+    """
     try:
         asked = DECODER.decode(body.decode())
     except (ValueError, RecursionError) as error:
         raise BackendError(Failure.REJECTED, "the body is not JSON", code="invalid_json") from error
     if not isinstance(asked, dict):
         raise BackendError(Failure.REJECTED, "the body is not a JSON object", code="invalid_json")
+    if isinstance(messages := asked.get("messages"), list):
+        asked["messages"] = [_as_system(message) for message in messages]
     return asked
+
+
+def _as_system(message: object) -> object:
+    """Templates of open models do not know a developer: some refuse, others leave out what one says."""
+    if isinstance(message, dict) and message.get("role") == "developer":
+        return {**message, "role": "system"}
+    return message
 
 
 def choices(asked: Object) -> int:

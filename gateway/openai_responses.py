@@ -22,7 +22,7 @@ from gateway.fields import (
 )
 from gateway.media import check_base64, check_data_url, check_url
 from gateway.openai import FORMATS, MAX_IMAGES, MAX_TOKENS, MAX_TOOLS, check_file_id
-from router.responses import LOGPROBS, REFERENCE
+from router.responses import ALLOWED_TOOLS, LOGPROBS
 
 UNSTORED_S = 60.0  # how long a result that is not to be stored is there for its waiting caller
 MAX_INSTRUCTIONS = 1_000_000  # characters
@@ -126,7 +126,9 @@ def _check_item(value: object, path: str) -> int:
         case "item_reference":
             a_text(required(item, "id", path), f"{path}.id", most=MAX_NAME)
             return 0
-    raise unknown_value(f"{path}.type", ("message", "function_call", "function_call_output", "reasoning", REFERENCE))
+    raise unknown_value(
+        f"{path}.type", ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+    )
 
 
 def _check_content(value: object, role: str, path: str) -> int:
@@ -205,12 +207,28 @@ def _check_tools(values: Values) -> None:
     if (choice := values.get("tool_choice")) is None:
         return
     if type(choice) is dict:
-        a_choice(required(choice, "type", "tool_choice"), "tool_choice.type", ("function",))
-        a_text(required(choice, "name", "tool_choice"), "tool_choice.name", most=MAX_NAME)
+        kind = a_choice(required(choice, "type", "tool_choice"), "tool_choice.type", ("function", ALLOWED_TOOLS))
+        if kind == ALLOWED_TOOLS:
+            _check_allowed(choice, [an_object(tool, "tools")["name"] for tool in tools])
+        else:
+            a_text(required(choice, "name", "tool_choice"), "tool_choice.name", most=MAX_NAME)
     else:
         a_choice(choice, "tool_choice", ("none", "auto", "required"))
     if choice not in ("none", "auto") and not tools:
         raise invalid("tool_choice", "it needs 'tools'")
+
+
+def _check_allowed(choice: Values, names: list[object]) -> None:
+    a_choice(required(choice, "mode", "tool_choice"), "tool_choice.mode", ("auto", "required"))
+    allowed = an_array(required(choice, "tools", "tool_choice"), "tool_choice.tools")
+    if not allowed:
+        raise InvalidRequestError("Invalid 'tool_choice.tools': empty array.", "tool_choice.tools", "empty_array")
+    for index, value in enumerate(allowed):
+        path = f"tool_choice.tools[{index}]"
+        tool = an_object(value, path)
+        a_choice(required(tool, "type", path), f"{path}.type", ("function",))
+        if required(tool, "name", path) not in names:
+            raise invalid(f"{path}.name", "it names none of 'tools'")
 
 
 def _check_settings(values: Values) -> None:

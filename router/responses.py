@@ -9,6 +9,7 @@ from typing import Any
 
 ENDPOINT, CHAT = "/v1/responses", "/v1/chat/completions"
 LOGPROBS = "message.output_text.logprobs"  # under `include`
+ALLOWED_TOOLS = "allowed_tools"  # a tool choice that names some of the tools
 REFERENCE = "item_reference"  # an item of the input that is named in place of being sent
 
 Object = dict[str, Any]
@@ -151,10 +152,11 @@ def _settings(values: Mapping[str, Any]) -> Object:
     if values.get("max_output_tokens") is not None:
         chat["max_tokens"] = values["max_output_tokens"]
     if values.get("tools"):
-        chat["tools"] = [_tool(tool) for tool in values["tools"]]
+        tools, choice = _allowed(values["tools"], values.get("tool_choice"))
+        chat["tools"] = [_tool(tool) for tool in tools]
         if values.get("parallel_tool_calls") is not None:  # which servers refuse where there are no tools
             chat["parallel_tool_calls"] = values["parallel_tool_calls"]
-        if (choice := values.get("tool_choice")) is not None:
+        if choice is not None:
             named = isinstance(choice, dict)
             chat["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}} if named else choice
     if (effort := (values.get("reasoning") or {}).get("effort")) is not None:
@@ -173,6 +175,14 @@ def _settings(values: Mapping[str, Any]) -> Object:
     if LOGPROBS in (values.get("include") or ()) or values.get("top_logprobs"):
         chat |= {"logprobs": True, "top_logprobs": values.get("top_logprobs") or 0}
     return chat
+
+
+def _allowed(tools: Sequence[Object], choice: Any) -> tuple[Sequence[Object], Any]:
+    """Servers of open models do not know a choice of some tools: to them, what is not allowed is not there."""
+    if not isinstance(choice, dict) or choice["type"] != ALLOWED_TOOLS:
+        return tools, choice
+    names = {tool["name"] for tool in choice["tools"]}
+    return [tool for tool in tools if tool["name"] in names], choice["mode"]
 
 
 def _tool(tool: Object) -> Object:

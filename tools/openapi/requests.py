@@ -8,7 +8,7 @@ from gateway.endpoints import batches, files
 from gateway.fields import MAX_NAME
 from gateway.openai import MAX_FILE_ID
 from gateway.parsers import PARSERS
-from router.responses import REFERENCE
+from router.responses import ALLOWED_TOOLS, REFERENCE
 from tools.openapi.shapes import (
     AN_OBJECT,
     FLAG,
@@ -222,6 +222,13 @@ RESPONSE = an_object(
         "tool_choice": any_of(
             a_choice(("none", "auto", "required")),
             an_object({"type": {"const": "function"}, "name": a_text(MAX_NAME)}),
+            an_object(
+                {
+                    "type": {"const": ALLOWED_TOOLS},
+                    "mode": a_choice(("auto", "required")),
+                    "tools": a_list(an_object({"type": {"const": "function"}, "name": a_text(MAX_NAME)}), least=1),
+                }
+            ),
             description="It needs tools.",
         ),
         **{name: {**NOTHING, "description": why} for name, why in openai_responses.NOT_HERE.items()},

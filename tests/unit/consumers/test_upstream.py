@@ -37,6 +37,15 @@ def test_the_clients_fields_go_on_and_ours_stay_here() -> None:
     }
 
 
+def test_what_a_developer_says_is_said_by_the_system() -> None:
+    body = sent(messages=[{"role": "developer", "content": "Be brief", "name": "d"}, {"role": "user", "content": "Hi"}])
+
+    assert body["messages"] == [
+        {"role": "system", "content": "Be brief", "name": "d"},
+        {"role": "user", "content": "Hi"},
+    ]
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

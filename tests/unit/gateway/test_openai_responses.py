@@ -30,6 +30,11 @@ def a_request(**changes: Any) -> dict[str, Any]:
     return {"model": "auto", "input": "Hello", **changes}
 
 
+def some_allowed(**changes: Any) -> dict[str, Any]:
+    add = {"type": "function", "name": "add"}
+    return {"tools": [add], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [add], **changes}}
+
+
 def with_part(part: object, role: str = "user") -> dict[str, Any]:
     return a_request(input=[{"role": role, "content": [{"type": "input_text", "text": "See:"}, part]}])
 
@@ -62,6 +67,7 @@ def test_what_is_not_to_be_stored_is_there_for_its_caller_only() -> None:
         {"input": [{"role": "user", "content": [
             {"type": "input_file", "filename": "a.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}]}]},
         {"tools": [{"type": "function", "name": "add", "parameters": {}}], "tool_choice": "required"},
+        some_allowed(mode="required"),
         {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}, "verbosity": "low"}},
         {"reasoning": {"effort": "high", "summary": "auto"}},
         {"include": ["message.output_text.logprobs"], "top_logprobs": 3},
@@ -100,6 +106,11 @@ def test_what_can_be_done_is_taken(changes: dict[str, Any]) -> None:
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
+        (some_allowed(mode="none"), "tool_choice.mode"),
+        (some_allowed(tools=[]), "tool_choice.tools"),
+        (some_allowed(tools=[{"type": "mcp"}]), "tool_choice.tools[0].type"),
+        (some_allowed(tools=[{"type": "function", "name": "other"}]), "tool_choice.tools[0].name"),
+        (some_allowed(tools=[{"type": "function", "name": []}]), "tool_choice.tools[0].name"),
         ({"truncation": "auto"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),

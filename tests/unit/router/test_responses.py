@@ -36,6 +36,16 @@ def test_a_text_is_a_users_message_after_the_instructions() -> None:
     ]
 
 
+def test_of_the_tools_a_model_sees_those_that_are_allowed() -> None:
+    tools = [{"type": "function", "name": name} for name in ("add", "take", "look")]
+    allowed = [{"type": "function", "name": "take"}, {"type": "function", "name": "add"}]
+
+    chat = in_chat(tools=tools, tool_choice={"type": "allowed_tools", "mode": "required", "tools": allowed})
+
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["add", "take"]
+    assert chat["tool_choice"] == "required"
+
+
 def test_a_turn_with_calls_is_one_message_and_each_output_is_its_own() -> None:
     call = {"type": "function_call", "name": "add", "arguments": "{}"}
 
