@@ -17,7 +17,7 @@ from gateway.accept import (
 from gateway.auth import InvalidKeyError
 from gateway.body import InvalidRequestError
 from gateway.continuation import StreamBrokenError
-from gateway.reading import OverloadedError, SlowBodyError, TooLargeError, WrongContentTypeError
+from gateway.reading import CompressedError, OverloadedError, SlowBodyError, TooLargeError, WrongContentTypeError
 from policies.retries import Failure
 from policies.scripts import BoardUnavailableError
 from router.conversations import ConversationTooLongError, NoSuchResponseError, UnfinishedResponseError
@@ -195,6 +195,9 @@ _ALWAYS: Mapping[type, Callable[[], ApiError]] = {
         "model_not_found",
         "There is no such model, or you have no access to it. GET /v1/models lists yours.",
         "model",
+    ),
+    CompressedError: _refused(
+        415, "unsupported_media_type", "Compressed bodies are not read. Send it as it is, without Content-Encoding."
     ),
     UnfinishedError: _refused(409, "job_unfinished", "The job is not finished. Cancel it first, then delete it."),
     NotThereYetError: _refused(409, "job_unfinished", "The job is not finished. Look at its status, then come again."),

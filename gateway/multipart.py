@@ -12,7 +12,14 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
 
 from gateway.body import InvalidRequestError
-from gateway.reading import BODY_PIECE_S, HungUpError, SlowBodyError, TooLargeError, WrongContentTypeError
+from gateway.reading import (
+    BODY_PIECE_S,
+    HungUpError,
+    SlowBodyError,
+    TooLargeError,
+    WrongContentTypeError,
+    check_encoding,
+)
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -79,10 +86,12 @@ _Event = _Begin | _End | bytes
 class Form:
     """The parts of a request's body, of which at most `most` bytes are files and never more than a piece is held.
 
-    Raises `WrongContentTypeError`, `InvalidRequestError`, `TooLargeError`, `SlowBodyError`, `HungUpError`.
+    Raises `CompressedError`, `WrongContentTypeError`, `InvalidRequestError`, `TooLargeError`, `SlowBodyError`,
+    `HungUpError`.
     """
 
     def __init__(self, request: Request, *, most: int, total_s: float) -> None:
+        check_encoding(request.headers.get("content-encoding", ""))
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind.decode("latin-1").lower() != FORM:
             raise WrongContentTypeError(FORM)

@@ -19,6 +19,10 @@ class WrongContentTypeError(Exception):
         self.wanted = wanted
 
 
+class CompressedError(Exception):
+    """The body is compressed: how large it is would only be known when it is not any more."""
+
+
 class TooLargeError(Exception):
     """The body is larger than `most` bytes."""
 
@@ -91,6 +95,7 @@ async def read(request: Request, held: Held, *, most: int) -> bytes:
 
     What is too large is refused by its declared length, else as it streams in. Raises the errors above.
     """
+    check_encoding(request.headers.get("content-encoding", ""))
     _check_content_type(request.headers.get("content-type", ""))
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
@@ -122,6 +127,12 @@ async def _gather(receive: Receive, held: Held, most: int, be_patient: Callable[
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         be_patient()
+
+
+def check_encoding(header: str) -> None:
+    """Raises `CompressedError`."""
+    if header.strip().lower() not in ("", "identity"):
+        raise CompressedError
 
 
 def _check_content_type(header: str) -> None:

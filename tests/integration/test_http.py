@@ -1,6 +1,7 @@
 """The HTTP door on real parts: a Valkey, Redis Streams, a worker with the echo backend, and a real server."""
 
 import asyncio
+import gzip
 import json
 import os
 import signal
@@ -347,6 +348,23 @@ async def test_bad_input_is_a_clean_refusal_and_no_job(
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert (await gateway.http.get("/v1/jobs")).json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type"),
+    [
+        ("/v1/chat/completions", "application/json"),
+        ("/v1/files", "multipart/form-data; boundary=b"),
+        ("/v1/audio/transcriptions", "multipart/form-data; boundary=b"),
+    ],
+)
+async def test_a_compressed_body_is_refused_as_what_it_is(gateway: Gateway, path: str, content_type: str) -> None:
+    headers = {"content-type": content_type, "content-encoding": "gzip"}
+
+    answer = await gateway.http.post(path, content=gzip.compress(b"{}"), headers=headers)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+    assert "Content-Encoding" in answer.json()["error"]["message"]
 
 
 async def test_what_is_not_there_has_openais_error_body(gateway: Gateway) -> None:

@@ -16,7 +16,7 @@ from gateway.errors import (
     WaitedTooLongError,
     as_api_error,
 )
-from gateway.reading import OverloadedError, SlowBodyError, TooLargeError, WrongContentTypeError
+from gateway.reading import CompressedError, OverloadedError, SlowBodyError, TooLargeError, WrongContentTypeError
 from policies.quota import Room, Rooms
 from policies.scripts import BoardUnavailableError
 from router.choose import NoRoute
@@ -43,6 +43,7 @@ def told(error: Exception) -> ApiError:
         (SlowBodyError(), 408, "request_timeout"),
         (UnfinishedError("job_1"), 409, "job_unfinished"),
         (TooLargeError(1024), 413, "request_too_large"),
+        (CompressedError(), 415, "unsupported_media_type"),
         (WrongContentTypeError(), 415, "unsupported_media_type"),
         (IdempotencyKeyReusedError(), 422, "idempotency_key_reused"),
         (QueueFullError(), 429, "queue_full"),
