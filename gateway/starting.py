@@ -30,7 +30,7 @@ class StoppedError(Exception):
 
 
 async def _unknown() -> str | None:
-    return "it is starting"
+    return "it is starting: not all that it needs has answered yet"
 
 
 @dataclass(slots=True)
