@@ -186,12 +186,15 @@ async def test_no_prompt_and_no_key_is_in_a_log_a_metric_an_error_a_header_or_a_
     for text in (f"fail:rejected Say {MARKER}", f"fail:misconfigured Say {MARKER}"):
         with pytest.raises(openai.APIStatusError):
             client.chat.completions.create(model="auto", messages=[{"role": "user", "content": text}])
+    events = list(client.responses.create(model="auto", input=f"fail:rejected Say {MARKER}", stream=True))
     errors = []
     for bad in ({"temperature": MARKER}, {"messages": MARKER}, {"stop": {MARKER: 1}}, {"metadata": {"a": [MARKER]}}):
         with pytest.raises(openai.APIStatusError) as refused:
             client.post("/chat/completions", body={"model": "auto", "messages": say, **bad}, cast_to=object)
         errors.append(str(refused.value.body))
 
+    assert events[-1].type == "response.failed"
+    assert any('"input":' in each.asked and "invalid_prompt" in each.told for each in ours.refusals.all)
     assert [place[:300] for place in errors if MARKER in place] == []
     assert await ours.leaks() == []
 
