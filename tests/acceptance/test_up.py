@@ -8,7 +8,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from openai import AsyncOpenAI
 
 from gateway.listening import must_be_free
 from gateway.settings import SettingsError
@@ -64,7 +63,7 @@ async def test_a_server_of_ones_own_is_asked_with_its_key_which_is_in_no_file(tm
         pointsman(tmp_path, {"data": str(tmp_path / "data")}, POINTSMAN_UPSTREAM_KEY=key) as ours,
     ):
         await ours.up(port, "--upstream", f"{double.url}/v1", "--model", "words-3").ready()
-        async with AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=ours.key, max_retries=0) as client:
+        async with ours.refusals.async_sdk(f"http://127.0.0.1:{port}", ours.key, max_retries=0) as client:
             answer = await client.chat.completions.create(
                 model="words-3", messages=[{"role": "user", "content": "hello"}], timeout=READY_S
             )
