@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,10 +23,23 @@ from gateway.services import Services
 from gateway.starting import Start
 from gateway.upload import read_form
 
+PREFLIGHT_S = 3600  # how long a browser need not ask again
+# What a page may read of an answer.
+SHOWN_HEADERS = (
+    "x-request-id",
+    "x-should-retry",
+    "retry-after",
+    "retry-after-ms",
+    "location",
+    *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),
+    *(f"x-pointsman-{what}" for what in ("lane", "model", "cost-usd")),
+)
+
 
 def create_app(services: Services) -> ASGIApp:
     """The application. It opens and closes nothing: that is the wiring's."""
-    return Edge(_Addresses(routes(services)), metrics=services.metrics)
+    app = Edge(_Addresses(routes(services)), metrics=services.metrics)
+    return _for_pages(app, services.http.cors_origins) if services.http.cors_origins else app
 
 
 def create_waiting_app(start: Start) -> ASGIApp:
@@ -38,6 +52,18 @@ def create_waiting_app(start: Start) -> ASGIApp:
             redirect_slashes=False,
             default=every,
         )
+    )
+
+
+def _for_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Pages of these origins may call, without cookies. Around the edge, so that they can read its errors too."""
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),  # the SDKs send a dozen of their own
+        expose_headers=SHOWN_HEADERS,
+        max_age=PREFLIGHT_S,
     )
 
 

@@ -38,6 +38,7 @@ from gateway.settings_values import (
     LogUrl,
     Number,
     ObjectUrl,
+    Origin,
     RedisUrl,
     Secret,
     ServerUrl,
@@ -138,6 +139,7 @@ class HttpSettings(Section):
     sync_wait_s: Number = Field(default=600.0, ge=1, le=3600)
     accept_wait_s: Number = Field(default=20.0, ge=1, le=120)
     drain_s: Number = Field(default=10.0, ge=0, le=7200)
+    cors_origins: Annotated[tuple[Origin, ...], Listed] = Field(default=(), max_length=100)
 
     @model_validator(mode="after")
     def _one_body_fits(self) -> Self:

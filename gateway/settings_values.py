@@ -150,6 +150,15 @@ def _host(value: str) -> str:
     return value.lower()
 
 
+def _origin(value: str) -> str:
+    scheme, _, place = value.lower().partition("://")
+    host, _, port = place.partition(":")
+    is_one = scheme in ("http", "https") and _HOST.fullmatch(host) and place.count(":") <= 1
+    if value != "*" and not (is_one and (port.isdecimal() or ":" not in place)):
+        raise ValueError("must be the origin of a page, such as https://app.example or http://localhost:3000, or *")
+    return value.lower()
+
+
 def _event_pattern(value: str) -> str:
     if not any(fnmatchcase(known, value) for known in webhooks.EVENTS):
         raise ValueError("must be an event, such as job.failed, or several, such as batch.* or *")
@@ -229,6 +238,7 @@ KeyName = Annotated[str, AfterValidator(_key_name)]
 AliasName = Annotated[str, AfterValidator(_alias_name)]
 WebhookUrl = Annotated[str, AfterValidator(_webhook_url)]
 HostName = Annotated[str, AfterValidator(_host)]
+Origin = Annotated[str, AfterValidator(_origin)]
 EventPattern = Annotated[str, AfterValidator(_event_pattern)]
 EndpointName = Annotated[str, AfterValidator(_endpoint_name)]
 TopicName = Annotated[str, AfterValidator(_topic_name)]

@@ -367,6 +367,44 @@ async def test_a_compressed_body_is_refused_as_what_it_is(gateway: Gateway, path
     assert "Content-Encoding" in answer.json()["error"]["message"]
 
 
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-stainless-os"}
+
+
+async def test_pages_may_call_where_the_operator_named_their_origin(tmp_path: Path) -> None:
+    ours, theirs = {"origin": "http://localhost:3000"}, {"origin": "https://elsewhere.example"}
+    async with running(tmp_path, http=HttpSettings(cors_origins=(ours["origin"],))) as gateway:
+        asked = await gateway.http.options("/v1/chat/completions", headers=ours | PREFLIGHT)
+        stranger = await gateway.http.options("/v1/chat/completions", headers=theirs | PREFLIGHT)
+        body = a_body("Hello", stream=True)
+        answer = await gateway.http.post("/v1/chat/completions", json=body, headers=ours)
+        refused = await gateway.http.post("/v1/chat/completions", json={}, headers=ours)
+        other = await gateway.http.post("/v1/chat/completions", json=body, headers=theirs)
+
+    assert asked.status_code == 200
+    assert set(PREFLIGHT["access-control-request-headers"].split(",")) <= set(
+        asked.headers["access-control-allow-headers"].split(",")
+    )
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    for seen in (asked, answer, refused):
+        assert seen.headers["access-control-allow-origin"] == ours["origin"]
+        assert "access-control-allow-credentials" not in seen.headers
+    assert (answer.status_code, refused.status_code, other.status_code) == (200, 400, 200)
+    assert "x-request-id" in refused.headers["access-control-expose-headers"]
+    assert "[DONE]" in answer.text
+    for unseen in (stranger, other):
+        assert "access-control-allow-origin" not in unseen.headers
+
+
+async def test_no_page_may_call_where_nobody_said_so(gateway: Gateway) -> None:
+    headers = {"origin": "http://localhost:3000"}
+
+    asked = await gateway.http.options("/v1/chat/completions", headers=headers | PREFLIGHT)
+    answer = await gateway.http.get("/v1/models", headers=headers)
+
+    assert (asked.status_code, answer.status_code) == (405, 200)
+    assert not [name for name in (*asked.headers, *answer.headers) if name.startswith("access-control")]
+
+
 async def test_what_is_not_there_has_openais_error_body(gateway: Gateway) -> None:
     for method, path, status in [
         ("GET", "/v1/nothing", 404),

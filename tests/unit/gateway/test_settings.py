@@ -255,6 +255,12 @@ def test_durability_says_how_many_replicas(durability: str, replicas: int) -> No
             "http: {max_body: 300 MiB}\n",
             "pointsman.yaml:1: http: max_in_flight_bytes must be at least max_body",
         ),
+        (
+            "http:\n  cors_origins: [app.example]\n",
+            "pointsman.yaml:2: http.cors_origins[0]: must be the origin of a page",
+        ),
+        ("http:\n  cors_origins: ['https://a/b']\n", "pointsman.yaml:2: http.cors_origins[0]: must be the origin"),
+        ("http:\n  cors_origins: ['http://a:b']\n", "pointsman.yaml:2: http.cors_origins[0]: must be the origin"),
         ("tenants:\n  Acme Ltd: {}\n", "pointsman.yaml:2: tenants.Acme Ltd: is no name for a tenant"),
         (
             "tenants:\n  acme:\n    limits:\n      usd_per_month: 9.99\n",
