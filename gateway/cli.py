@@ -628,10 +628,9 @@ def _said(error: BaseException) -> str:
     match error:
         case BoardRefusedError() | LogRefusedError() | TopicMissingError():
             return str(error)
-        case BoardUnavailableError():
-            return f"{error}. Is it up, and does the setting `redis` name it? Then try again"
-        case LogUnavailableError():
-            return f"{error}. Is it up, and does the setting `log` name it? Then try again"
+        case BoardUnavailableError() | LogUnavailableError():
+            setting = "log" if "Kafka" in str(error) else "redis"  # Redis may be the log as well
+            return f"{error}. Is it up, and does the setting `{setting}` name it? Then try again"
     return str(error)
 
 
