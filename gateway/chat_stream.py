@@ -33,7 +33,12 @@ class ChatStream:
             async for pieces in stream:
                 if pieces.chunks:
                     has_pieces = True
-                    yield b"".join(map(render.event, await self._passed(continuation, pieces.chunks)))
+                    passed, broken = _passed(continuation, pieces.chunks)
+                    yield b"".join(map(render.event, passed))
+                    if broken is not None:
+                        if self.left is not None:  # nobody is to pay for the rest
+                            await self.left()
+                        raise broken
                 elif pieces.is_idle:
                     yield render.KEEP_ALIVE
                 ended = pieces.ended
@@ -48,13 +53,16 @@ class ChatStream:
         continuation.end()
         yield render.DONE
 
-    async def _passed(self, continuation: Continuation, chunks: Sequence[Chunk]) -> list[bytes]:
+
+def _passed(continuation: Continuation, chunks: Sequence[Chunk]) -> tuple[list[bytes], StreamBrokenError | None]:
+    """What the caller is to get of these, and why nothing more: what came before the stream broke is the caller's."""
+    passed: list[bytes] = []
+    for chunk in chunks:
         try:
-            return continuation.pass_on(chunks)
-        except StreamBrokenError:
-            if self.left is not None:  # nobody is to pay for the rest
-                await self.left()
-            raise
+            passed += continuation.pass_on([chunk])
+        except StreamBrokenError as error:
+            return passed, error
+    return passed, None
 
 
 async def leave(caller: Caller, job: Job, left: Callable[[], Awaitable[None]] | None) -> None:

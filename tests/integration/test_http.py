@@ -106,6 +106,29 @@ async def test_a_failure_in_the_middle_of_a_stream_is_an_error_event_without_don
     assert pieces == [{"choices": []}, {"error": error | {"type": "server_error"}}]
 
 
+async def test_what_came_before_a_stream_broke_is_told_though_the_break_was_found_at_the_same_time(
+    tmp_path: Path,
+) -> None:
+    def says(word: str) -> bytes:
+        return json.dumps({"choices": [{"index": 0, "delta": {"content": word}}]}).encode()
+
+    async with running(tmp_path, works=False) as gateway:
+        reading = asyncio.create_task(gateway.chat("Hello", stream=True))
+        job = await first_job(gateway)
+        board, owner = gateway.core.board, "nobody|test"
+        await board.claim(job, owner, lease_s=20)
+        await board.start(job, owner, most_deliveries=3, microbatch="")
+        await asyncio.gather(  # in one round trip, so that they are read at once
+            board.add_chunks(job, owner, 1, [says("one"), says(" two")], before=0, ttl_s=60),
+            board.add_chunks(job, owner, 2, [says("three")], before=0, ttl_s=60),
+        )
+        answer = await reading
+
+    pieces = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-1]]
+    assert [piece["choices"][0]["delta"]["content"] for piece in pieces[:-1]] == ["one", " two"]
+    assert pieces[-1]["error"]["code"] == "stream_broken"
+
+
 async def test_a_frozen_board_is_a_503_with_a_time_and_shows_in_readiness(tmp_path: Path) -> None:
     async with running(tmp_path, board={"socket_timeout_s": IMPATIENT_S}) as gateway:
         await gateway.chat("Hello")
