@@ -118,10 +118,11 @@ def parse_transcription(values: Values, *, prefers_async: bool = False) -> Asked
     if values.get("language") is not None:
         a_text(values["language"], "language", most=MAX_LANGUAGE)
     if (granularities := values.get("timestamp_granularities")) is not None:
-        for each in an_array(granularities, "timestamp_granularities"):
+        granularities = an_array(granularities, "timestamp_granularities")
+        for each in granularities:
             a_choice(each, "timestamp_granularities", ("word", "segment"))
-        if wanted != "verbose_json":
-            raise invalid("timestamp_granularities", "it needs \"response_format\": 'verbose_json'")
+        if "word" in granularities and wanted != "verbose_json":  # segments are what is meant if nothing is said
+            raise invalid("timestamp_granularities", "'word' needs \"response_format\": 'verbose_json'")
     return asked
 
 

@@ -352,6 +352,14 @@ FORMS: list[tuple[dict[str, str], dict[str, Any], int, str | None]] = [
 ]  # fmt: skip
 
 
+async def test_a_transcription_may_say_that_it_means_segments(client: Any) -> None:
+    answer = await client.audio.transcriptions.create(
+        model="hears", file=("a.wav", WAV), response_format="json", timestamp_granularities=["segment"]
+    )
+
+    assert f"{len(WAV)} bytes of sound" in answer.text
+
+
 @pytest.mark.parametrize(("data", "files", "status", "param"), FORMS)
 async def test_a_bad_form_is_told_where_it_is_wrong_and_nothing_is_enqueued(
     gateway: Gateway, data: dict[str, str], files: dict[str, Any], status: int, param: str | None

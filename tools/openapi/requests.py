@@ -308,7 +308,7 @@ TRANSCRIPTION: Schema = {
         "language": a_text(openai_media.MAX_LANGUAGE),
         "timestamp_granularities[]": {
             **a_list(a_choice(("word", "segment"))),
-            "description": "It needs the response_format verbose_json.",
+            "description": "`word` needs the response_format verbose_json.",
         },
         "stream": a_choice(("false",)),
         "async": _FORM_FLAG,
