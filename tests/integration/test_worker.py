@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
 from consumers.backend import Answer, OnChunk, SoFar
 from consumers.backend_echo import EchoBackend
@@ -457,10 +458,14 @@ async def test_a_running_job_is_cancelled(bench: Bench) -> None:
     assert view.state is JobState.CANCELLED
 
 
-async def test_a_job_whose_quota_is_far_away_waits_on_a_retry_topic(bench: Bench) -> None:
+async def _quota_is_far_away(bench: Bench) -> None:
     scope = deployment_scope(bench.deployments["scarce"])
     for rid in ("one", "two"):  # the second one takes the bucket into its debt
         await bench.quotas.reserve(scope, rid, tokens=60, usd=None, hold_s=60, ttl_s=60)
+
+
+async def test_a_job_whose_quota_is_far_away_waits_on_a_retry_topic(bench: Bench) -> None:
+    await _quota_is_far_away(bench)
     job = await bench.queued(deployment="scarce", estimate=Estimate(40, 20))
 
     async with working(bench.worker()):
@@ -469,6 +474,23 @@ async def test_a_job_whose_quota_is_far_away_waits_on_a_retry_topic(bench: Bench
     [waiting] = [fields for topic in topics.RETRIES for fields in await entries(bench.redis, topic)]
     assert waiting[b"v"] == job.body and json.loads(waiting[b"h:route"])["deployment"] == "scarce"
     assert await bench.state(job) is JobState.QUEUED
+
+
+@pytest.mark.parametrize("goes_to", [[topics.DEAD], topics.RETRIES], ids=["dead letters", "retries"])
+async def test_a_record_is_done_only_once_it_is_where_it_goes_on(bench: Bench, goes_to: Sequence[str]) -> None:
+    if goes_to == [topics.DEAD]:
+        await bench.log.append(LANE, Record(b"nothing"))
+    else:
+        await _quota_is_far_away(bench)
+        await bench.queued(deployment="scarce", estimate=Estimate(40, 20))
+    await bench.redis.delete(*(f"log:{topic}" for topic in goes_to))
+
+    with capture_logs() as logs:
+        running = asyncio.create_task(bench.worker().run(asyncio.Event()))
+        await until(lambda: any(each["event"] == "waiting_for_what_is_away" for each in logs))
+        await ended(running)
+
+    assert await bench.log.backlog(LANE, group=GROUP) == 1
 
 
 async def test_a_worker_that_is_cut_short_at_any_moment_ends(bench: Bench) -> None:
