@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gateway import render
 from gateway.body import InvalidRequestError
@@ -33,41 +34,47 @@ class Referred:
         given = values.get("input")
         if not isinstance(given, list):
             return False
-        places = [index for index, item in enumerate(given) if isinstance(item, dict) and item.get("type") == REFERENCE]
-        answers: dict[str, dict[str, Object]] = {}  # by response: most conversations name many items of few
-        for index in places:
-            item_id = str(given[index]["id"])
-            path = f"input[{index}].id"
-            found = _ITEM_ID.fullmatch(item_id)
-            job_id = render.job_id(found[1]) if found else None
-            if job_id is None:
-                raise _missing(path)
-            if job_id not in answers:
-                if len(answers) == MOST_RESPONSES:
-                    message = (
-                        f"Invalid 'input': it names items of more than {MOST_RESPONSES} responses. Send the items."
-                    )
-                    raise InvalidRequestError(message, "input", "too_many_references")
-                answers[job_id] = await self._answer(tenant, job_id, path)
-            if (item := answers[job_id].get(item_id)) is None:
-                raise _missing(path)
-            grown = len(encode(item))
-            size += grown
-            if size > self.most:
-                raise TooLargeError(self.most)
-            hold(grown)
-            given[index] = item
+        items: list[Any] = given
+        places = _places(items)
+        if len(places) > MOST_RESPONSES:
+            message = f"Invalid 'input': it names items of more than {MOST_RESPONSES} responses. Send the items."
+            raise InvalidRequestError(message, "input", "too_many_references")
+        for job_id, indices in places.items():
+            answer = await self._answer(tenant, job_id, indices[0])
+            for index in indices:
+                if (item := answer.get(items[index]["id"])) is None:
+                    raise _missing(index)
+                grown = len(encode(item))
+                size += grown
+                if size > self.most:
+                    raise TooLargeError(self.most)
+                hold(grown)
+                items[index] = item
         return bool(places)
 
-    async def _answer(self, tenant: str, job_id: str, path: str) -> dict[str, Object]:
+    async def _answer(self, tenant: str, job_id: str, index: int) -> dict[str, Object]:
         try:
             items = await self.conversations.answer(tenant, job_id)
         except (NoSuchResponseError, UnfinishedResponseError):
-            raise _missing(path) from None
+            raise _missing(index) from None
         return {item["id"]: item for item in items}
 
 
-def _missing(path: str) -> InvalidRequestError:
+def _places(items: list[Any]) -> dict[str, list[int]]:
+    """By job, where its items are named. Raises `InvalidRequestError`."""
+    places: dict[str, list[int]] = {}
+    for index, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == REFERENCE:
+            found = _ITEM_ID.fullmatch(str(item.get("id")))
+            job_id = render.job_id(found[1]) if found else None
+            if job_id is None:
+                raise _missing(index)
+            places.setdefault(job_id, []).append(index)
+    return places
+
+
+def _missing(index: int) -> InvalidRequestError:
+    path = f"input[{index}].id"
     return InvalidRequestError(
         f"Invalid '{path}': no stored response has answered with this item. Its response may be deleted, past its "
         'time, not completed or made with "store": false. Send the item itself.',

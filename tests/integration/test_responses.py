@@ -11,7 +11,10 @@ import pytest
 import pytest_asyncio
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
+from ulid import ULID
 
+from gateway.referred import MOST_RESPONSES
+from gateway.settings import HttpSettings
 from router.conversations import INLINE_INPUT
 from tests.builders import PATIENCE_S
 from tests.gateway import Gateway, running
@@ -164,6 +167,22 @@ async def test_an_item_that_nobody_stored_is_refused_by_its_place(client: openai
 
     assert (await gateway.http.get("/v1/jobs")).json()["data"][0]["id"] == jobs[0]["id"], "nothing became a job"
     await client.responses.cancel(running.id)
+
+
+async def test_what_is_named_counts_as_if_it_had_been_sent(client: openai.AsyncOpenAI, tmp_path: Path) -> None:
+    async with running(tmp_path, http=HttpSettings(max_body=4096)) as narrow, narrow.sdk() as its:
+        first = await its.responses.create(model="auto", input="x" * 2000)
+        named: list[Any] = [{"type": "item_reference", "id": first.output[0].id}]
+        once = await its.responses.create(model="auto", input=[*named, {"role": "user", "content": "x"}])
+        with pytest.raises(openai.APIStatusError) as too_large:
+            await its.responses.create(model="auto", input=named * 2)
+    many: list[Any] = [{"type": "item_reference", "id": f"msg_{ULID()}"} for _ in range(MOST_RESPONSES + 1)]
+    with pytest.raises(openai.BadRequestError) as too_many:
+        await client.responses.create(model="auto", input=many)
+
+    assert once.status == "completed"
+    assert (too_large.value.status_code, too_large.value.code) == (413, "request_too_large")
+    assert too_many.value.code == "too_many_references"
 
 
 async def test_the_sdks_stream_helper_and_parser_work(client: openai.AsyncOpenAI) -> None:
