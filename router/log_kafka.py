@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.conn import AIOKafkaConnection, collect_hosts
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.errors import (
     AuthenticationFailedError,
@@ -70,6 +70,8 @@ UNREADABLE_MS = 500  # a poll of one partition, to find the record that cannot b
 STOP_S = 10.0
 REQUEST_S = 10.0  # of anything but produce and fetch
 PING_S = 2.0
+LOGIN_S = 5.0  # of one broker: a handshake and the work of a password that is not sent
+CLOSE_S = 0.5
 HEARD_S = 2.0  # until every broker has heard of a new topic
 REFRESH_S = 0.25  # topics that are missing are not looked for more often
 QUIET_S = 10.0  # each message of aiokafka is printed once in this time
@@ -812,9 +814,10 @@ async def _not_reached(bootstrap: str, security: Security | None) -> LogUnavaila
     """Why: `LogRefusedError` where one of them does not let us in. aiokafka itself says that to nobody but its log."""
     why = "no answer"
     for host, port, _ in collect_hosts(bootstrap):
+        connection = AIOKafkaConnection(host, port, **(security.arguments() if security else {}))
         try:
-            async with asyncio.timeout(PING_S):
-                (await create_conn(host, port, **(security.arguments() if security else {}))).close()
+            async with asyncio.timeout(LOGIN_S):
+                await connection.connect()
         except ssl.SSLCertVerificationError:
             return LogRefusedError("Kafka shows a certificate that we do not trust: set kafka.ca_file to its authority")
         except (AuthenticationFailedError, SaslAuthenticationFailed):
@@ -823,6 +826,9 @@ async def _not_reached(bootstrap: str, security: Security | None) -> LogUnavaila
             return LogRefusedError("Kafka does not let us in: it does not have this kafka.mechanism")
         except (KafkaError, OSError, TimeoutError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or _words(error)
+        finally:
+            if (closed := connection.close()) is not None:
+                await asyncio.wait([closed], timeout=CLOSE_S)
     return LogUnavailableError(f"Kafka does not answer at {bootstrap}: {why}")
 
 
