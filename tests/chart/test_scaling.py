@@ -61,9 +61,9 @@ async def test_a_lane_with_long_jobs_in_flight_is_not_scaled_away_under_them(sca
     """Soon fewer pods are enough for what runs, so that KEDA takes some: with a job that they end first."""
     short = await scaled.send(MOST * LAG, seconds=1)
     await scaled.replicas(MOST, "a backlog brings more")
-    long = await scaled.send(MOST, seconds=LONG_S)
-    sent = time.monotonic()
     await scaled.completed(short)
+    long = await scaled.send(MOST, seconds=LONG_S)  # one for each, long before a pod is taken
+    sent = time.monotonic()
     last = await scaled.completed(long)
     assert scaled.least(since=sent) >= 1, "no pod was wanted though jobs ran"
 
