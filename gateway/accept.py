@@ -158,14 +158,7 @@ class Desk:
         if asked.wishes.webhook_url:
             self._check_webhook(asked.wishes.webhook_url, tenant)
         digests = _digests(idempotency_key, endpoint, raw)
-        if endpoint == responses.ENDPOINT and await self._referred.put_in(
-            tenant.name, values, size=len(raw), hold=hold
-        ):
-            raw = encode(values)
-            hold(len(raw))
-        if endpoint in WITH_FILES and await self.attached.put_in(tenant.name, values, size=len(raw), hold=hold):
-            raw = encode(values)
-            hold(len(raw))
+        raw = await self._with_what_it_names(tenant.name, endpoint, raw, values, hold)
         job_id = job_id or str(ULID())
         conversation = None
         if endpoint == responses.ENDPOINT:
@@ -223,6 +216,18 @@ class Desk:
             await self._referred.put_in(tenant.name, values, size=size, hold=_ignore)
             values, _ = await self._in_chat_form(tenant.name, str(ULID()), values)
         return self._choose(endpoint, asked, values, tenant, size)
+
+    async def _with_what_it_names(
+        self, tenant: str, endpoint: str, raw: bytes, values: Mapping[str, object], hold: Callable[[int], None]
+    ) -> bytes:
+        """The request with items of earlier responses, and then uploaded files, in the place of their ids."""
+        if endpoint == responses.ENDPOINT and await self._referred.put_in(tenant, values, size=len(raw), hold=hold):
+            raw = encode(values)
+            hold(len(raw))
+        if endpoint in WITH_FILES and await self.attached.put_in(tenant, values, size=len(raw), hold=hold):
+            raw = encode(values)
+            hold(len(raw))
+        return raw
 
     @property
     def _referred(self) -> Referred:

@@ -195,8 +195,10 @@ async def unless_away(answer: Awaitable[Answer]) -> Answer:
 def unavailable(error: Exception) -> BoardUnavailableError:
     """What a failure of the client's is to us. It says nothing of what the client or the server said."""
     match error:
-        case AuthenticationError() | NoPermissionError():
+        case AuthenticationError():
             return BoardRefusedError("Redis does not let us in: user or password in the setting `redis` is wrong")
+        case NoPermissionError():
+            return BoardRefusedError("Redis lets the user in the setting `redis` do too little: give it more rights")
         case _ if isinstance(error.__context__, ssl.SSLCertVerificationError):
             return BoardRefusedError(
                 "Redis shows a certificate that we do not trust: set board.ca_file to its authority"

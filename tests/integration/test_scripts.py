@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 
 from gateway import wiring
 from gateway.settings import Settings
-from policies.scripts import QUEUE_LIMIT, BoardUnavailableError, Script, Scripts
+from policies.scripts import QUEUE_LIMIT, BoardRefusedError, BoardUnavailableError, Script, Scripts
 from router.board import Board
 from tests.builders import impatient_client, standing_still, until
 from tests.servers import a_valkey
@@ -216,6 +216,16 @@ async def test_who_finds_all_connections_of_its_process_taken_waits_for_one(redi
         answers = await asyncio.gather(*(client.get(f"key {number}") for number in range(3 * wiring.CONNECTIONS)))
 
     assert answers == [None] * 3 * wiring.CONNECTIONS
+
+
+async def test_a_user_without_the_right_to_run_scripts_is_refused_and_the_setting_is_named(
+    own: "Redis", own_valkey: str
+) -> None:
+    await own.execute_command("ACL", "SETUSER", "weak", "on", ">password", "~*", "+ping")  # type: ignore[no-untyped-call]
+
+    async with impatient_client(own_valkey.replace("://", "://weak:password@", 1)) as weak:
+        with pytest.raises(BoardRefusedError, match="the user in the setting `redis` do too little"):
+            await echoed(Scripts(weak), "x")
 
 
 async def test_a_server_that_is_read_only_is_unavailable_and_not_a_bug(own: "Redis") -> None:
